@@ -1,0 +1,212 @@
+"""Every error the proxy can give, and how it looks on the wire.
+
+    ProxyError
+    ├── SettingsError              at start or reload: the configuration cannot be used
+    ├── ClientGone                 the client left; nobody is there to answer
+    ├── CutStream                  the head is out and the rest cannot be true: cut the connection
+    └── Refusal                    answered with `status` and an error object whose `code` is
+        ├── BadTarget         400  bad_target
+        ├── AmbiguousHeader   400  ambiguous_header
+        ├── ModelUndecidable  400  model_undecidable
+        ├── Unauthorized      401  invalid_api_key
+        ├── RouteNotFound     404  not_found
+        ├── BodyTooLarge      413  body_too_large
+        ├── WebSocketRefused  501  websocket_unsupported
+        ├── UpstreamFailed    502  upstream_failed
+        │   └── UpstreamUnreachable 502  upstream_unreachable
+        ├── UpstreamTimeout   504  upstream_timeout
+        └── Busy              503, with Retry-After
+            ├── QueueFull          queue_full
+            ├── ClientQueueFull    client_queue_full
+            ├── QueueTimeout       queue_timeout
+            ├── SpoolFull          spool_full
+            └── Draining           draining
+
+A refusal is an OpenAI error object; on `/v1/messages` it is Anthropic's envelope, since the SDKs of that API read
+nothing else. `code` is part of the interface: the metric `gpu_lease_rejected_total{reason}` uses the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+RETRY_AFTER_MAX = 60
+"""Seconds. The SDKs honour Retry-After up to 60 s; some ignore a larger value altogether."""
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ProxyError(Exception):
+    """Root of all errors of this package."""
+
+
+class SettingsError(ProxyError):
+    """The configuration cannot be used. `problems` holds one sentence per mistake, each naming what to change."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class ClientGone(ProxyError):
+    """The client closed its connection before it had its whole answer."""
+
+
+class CutStream(ProxyError):
+    """Raised out of the application to make the server end the connection without the final chunk."""
+
+
+class Refusal(ProxyError):
+    """An answer of our own with a status of 400 or above; raised anywhere before the response head is out."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    type: ClassVar[str] = "server_error"
+    default_message: ClassVar[str] = "The proxy failed to handle this request; its log says why."
+
+    def __init__(self, message: str | None = None, *, retry_after: float | None = None) -> None:
+        self.message = message or self.default_message
+        self.retry_after = retry_after
+        super().__init__(self.message)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Fields that belong to this error beside Content-Type and Content-Length."""
+        if self.retry_after is None:
+            return []
+        seconds = min(max(1, round(self.retry_after)), RETRY_AFTER_MAX)
+        return [(b"retry-after", str(seconds).encode())]
+
+    def body(self, *, anthropic: bool = False) -> bytes:
+        """The error object as JSON, in OpenAI's shape or in Anthropic's."""
+        if anthropic:
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+            inner = {"type": kind, "message": self.message, "code": self.code}
+            return json.dumps({"type": "error", "error": inner}).encode()
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+
+class BadTarget(Refusal):
+    """The request target is one that the proxy and llama-swap could read differently."""
+
+    status, code, type = 400, "bad_target", "invalid_request_error"
+    default_message = "The request target must be a path that starts with one slash."
+
+
+class AmbiguousHeader(Refusal):
+    """A field that decides the route, the body or the key came twice with different values."""
+
+    status, code, type = 400, "ambiguous_header", "invalid_request_error"
+    default_message = "A header field was sent twice with different values; send it once."
+
+
+class ModelUndecidable(Refusal):
+    """No model name can be read from the request, or not with certainty the one that llama-swap would read."""
+
+    status, code, type = 400, "model_undecidable", "invalid_request_error"
+    default_message = "No model name could be read from this request; send exactly one."
+
+
+class Unauthorized(Refusal):
+    """Keys are configured and the request carries none of them. The challenge is llama-swap's own."""
+
+    status, code, type = 401, "invalid_api_key", "authentication_error"
+    default_message = "A valid API key is needed: send it as Authorization: Bearer, as Basic password or as x-api-key."
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The challenge that llama-swap sends, so that browsers ask for the key."""
+        return [*super().headers(), (b"www-authenticate", b'Basic realm="llama-swap"')]
+
+
+class RouteNotFound(Refusal):
+    """A path under `/-/` that the proxy does not have."""
+
+    status, code, type = 404, "not_found", "invalid_request_error"
+    default_message = "The proxy has no such page; it has /-/healthz, /-/readyz, /-/queue and /-/metrics."
+
+
+class BodyTooLarge(Refusal):
+    """The request body is larger than `max_body`."""
+
+    status, code, type = 413, "body_too_large", "invalid_request_error"
+    default_message = "The request body is larger than this proxy takes (setting max_body)."
+
+
+class WebSocketRefused(Refusal):
+    """A WebSocket handshake on a route where none is bridged."""
+
+    status, code, type = 501, "websocket_unsupported", "invalid_request_error"
+    default_message = "WebSockets are not forwarded by this proxy."
+
+
+class UpstreamFailed(Refusal):
+    """llama-swap took the request, or part of it, and gave no usable response head."""
+
+    status, code = 502, "upstream_failed"
+    default_message = "llama-swap ended the connection without an answer; the request was not sent again."
+
+
+class UpstreamUnreachable(UpstreamFailed):
+    """No connection to llama-swap could be made; not one byte of the request was sent."""
+
+    code = "upstream_unreachable"
+    default_message = "llama-swap cannot be reached at upstream_url; nothing of the request was sent."
+
+
+class UpstreamTimeout(Refusal):
+    """The connection to llama-swap was not made within the connect timeout; not one byte was sent."""
+
+    status, code = 504, "upstream_timeout"
+    default_message = "Connecting to llama-swap took too long; nothing of the request was sent."
+
+
+class Busy(Refusal):
+    """The proxy cannot take this request now; the same request may succeed after `Retry-After`."""
+
+    status = 503
+
+    def __init__(self, message: str | None = None, *, retry_after: float = 1) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
+class QueueFull(Busy):
+    """`max_queue` requests are waiting already."""
+
+    code = "queue_full"
+    default_message = "The queue for the GPU is full (setting max_queue)."
+
+
+class ClientQueueFull(Busy):
+    """`max_queue_per_client` requests of this client are waiting already."""
+
+    code = "client_queue_full"
+    default_message = "This client has too many requests waiting for the GPU (setting max_queue_per_client)."
+
+
+class QueueTimeout(Busy):
+    """The request waited for `max_wait` and its turn did not come."""
+
+    code = "queue_timeout"
+    default_message = "The GPU was not free in time for this request (setting max_wait)."
+
+
+class SpoolFull(Busy):
+    """The bodies of waiting requests together would exceed `max_spool`."""
+
+    code = "spool_full"
+    default_message = "Too many large request bodies are waiting (setting max_spool)."
+
+
+class Draining(Busy):
+    """The proxy is shutting down and takes no new work for the GPU."""
+
+    code = "draining"
+    default_message = "The proxy is shutting down; try again in a moment."

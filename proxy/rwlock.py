@@ -1,0 +1,434 @@
+"""A fair reader-writer lock that knows what a grant makes llama-swap stop.
+
+Why it is fair. Every request that may enter gets an arrival number, its *key*, and waits in one queue. After every
+event one synchronous function, `_grant`, gives out whatever may be given, so nothing that could run is ever left
+asleep (*no lost wake-up*) and no decision is spread over tasks. Under the policy `fifo` only the head of the queue
+may be given, which is the order of tokio's RwLock. Under `batch` the queue is cut into *turns*: stretches of grants
+between which llama-swap needs no swap. Requests of the current turn may pass a waiter of another one, but only for
+`switch_after` after that waiter could have been served, and a turn gives nothing past `max_turn`; what is left of it
+then moves behind everybody who waited (*turns alternate*). Time alone never grants: it only withdraws permission,
+so the lock needs no timer.
+
+Why it is safe. `can` holds back every grant that would make llama-swap stop a model in use (*exclusion*), that would
+exceed a model's slots, or that would start a load while another is under way. What is loaded, and when that is in
+doubt, is kept by `residency.py`.
+
+Ownership is a `Lease` object, not a task: it is marked as holder before its waiter is woken, and `release` is
+synchronous, idempotent and valid from anywhere. A cancellation that arrives with the grant is a release.
+
+Waiters with equal claims differ only in age, so they share a *lane*: every decision looks at the heads of the lanes,
+and the cost of a grant does not grow with the number of waiters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.residency import Residency, subtract
+from proxy.router import NOTHING, Mode, Router
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request asks for: how it shares, which units it makes resident, which models' slots it takes."""
+
+    mode: Mode
+    units: frozenset[str]
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may pass whom. `switch_after` and `max_turn` are seconds and matter under `batch` only."""
+
+    kind: Literal["batch", "fifo"] = "batch"
+    switch_after: float = 30.0
+    max_turn: float = 90.0
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A stretch of grants of one mode of which none stops a model of another; it outlives its leases."""
+
+    mode: Mode
+    begun_by: object
+    begun: float
+    units: frozenset[str]
+    first_number: int
+    """Arrivals with a smaller number were queued when the turn began."""
+    loaded: float | None = None
+
+
+class Lease:
+    """One request's place in the queue and then its right to the GPU, until `release`.
+
+    `owner` is whatever the caller wants to find again in a snapshot. Times are seconds of the lock's clock.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_wake",
+        "arrived",
+        "claim",
+        "cold",
+        "ended",
+        "failed",
+        "granted",
+        "key",
+        "loading",
+        "number",
+        "owner",
+        "stops",
+        "turn",
+    )
+
+    def __init__(self, lock: FairRWLock, claim: Claim, owner: object, number: int, arrived: float) -> None:
+        self._lock = lock
+        self._wake: asyncio.Future[None] | None = None
+        self.claim = claim
+        self.owner = owner
+        self.number = self.key = number
+        self.arrived = arrived
+        self.granted: float | None = None
+        self.ended: float | None = None
+        self.turn: Turn | None = None
+        self.stops = NOTHING
+        self.cold = False
+        self.loading = False
+        self.failed = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended is not None else "held" if self.held else "waiting"
+        return f"<Lease {self.number} {self.claim.mode} {sorted(self.claim.units)} {state}>"
+
+    @property
+    def held(self) -> bool:
+        """Granted and not released."""
+        return self.granted is not None and self.ended is None
+
+    @property
+    def waiting(self) -> bool:
+        """Still in the queue."""
+        return self.granted is None and self.ended is None
+
+    async def wait(self) -> None:
+        """Return once granted. A cancellation, also one in the tick of the grant, leaves nothing held.
+
+        Raises what `refuse` was given.
+        """
+        if self.granted is not None:
+            return
+        self._wake = asyncio.get_running_loop().create_future()
+        try:
+            await self._wake
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give the lease back, or leave the queue. Synchronous, idempotent, valid from any task."""
+        if self.ended is None:
+            self._lock._end(self)
+
+    def refuse(self, error: Exception) -> None:
+        """Take a waiter out of the queue and raise `error` where it waits; nothing happens to one already granted."""
+        if self.waiting:
+            self.release()
+            if self._wake is not None and not self._wake.done():
+                self._wake.set_exception(error)
+
+    def sent(self) -> None:
+        """The request has been sent whole: one that needed no load and stops nothing no longer counts as loading."""
+        if not self.cold and not self.stops:
+            self._lock._settle(self, turn_loaded=False)
+
+    def answered(self) -> None:
+        """The upstream's head below 500 has arrived, or its model was reported ready: what it needed is loaded."""
+        self._lock._settle(self, turn_loaded=True)
+
+    def fail(self) -> None:
+        """The upstream failed (500 and above, or no answer): its models count as resident only until the release."""
+        if self.held:
+            self.failed = True
+            self._lock._settle(self, turn_loaded=True)
+
+    def wake(self) -> None:
+        """Called by the lock once the lease is held."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """Waiters with equal claims, oldest first."""
+
+    claim: Claim
+    waiters: OrderedDict[int, Lease] = field(default_factory=OrderedDict)
+    queued_in: Turn | None = None
+    """The turn at whose begin this lane was in it: its waiters of then may be granted for all of that turn."""
+
+    @property
+    def head(self) -> Lease:
+        return next(iter(self.waiters.values()))
+
+
+class FairRWLock:
+    """The lock. All methods are synchronous and must be called from the event loop's thread.
+
+    `slots` gives the number of requests a model may have upstream at once; `on_turn` is told of every new turn.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        slots: Callable[[str], int],
+        policy: Policy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_turn: Callable[[Turn], None] = lambda turn: None,
+    ) -> None:
+        self._residency = Residency(router, clock)
+        self._slots, self._policy = slots, policy
+        self._clock, self._on_turn = clock, on_turn
+        self._next_number = 0
+        self._waiting = self._writers = 0
+        self._lanes: dict[Claim, _Lane] = {}
+        self._free_lanes: dict[Claim, _Lane] = {}
+        self._held: dict[int, Lease] = {}
+        self._slots_in_use: Counter[str] = Counter()
+        self._turn: Turn | None = None
+
+    # -- what the outside sees
+
+    @property
+    def held(self) -> list[Lease]:
+        """All leases held, mode none included, oldest grant first."""
+        return list(self._held.values())
+
+    @property
+    def waiting(self) -> list[Lease]:
+        """All waiters in queue order, those that wait only for a slot included."""
+        lanes = (*self._lanes.values(), *self._free_lanes.values())
+        return sorted((lease for lane in lanes for lease in lane.waiters.values()), key=_key)
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of waiters."""
+        return self._waiting
+
+    @property
+    def turn(self) -> Turn | None:
+        """The current turn; None before the first grant."""
+        return self._turn
+
+    @property
+    def resident(self) -> frozenset[str]:
+        """R: the units that are loaded once all granted leases have loaded."""
+        return self._residency.resident
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether R is in doubt after a failed or abandoned load."""
+        return self._residency.uncertain
+
+    # -- events
+
+    def request(self, claim: Claim, owner: object = None) -> Lease:
+        """Enter the queue; the lease may be held on return. Await `Lease.wait` and always `Lease.release` it."""
+        lease = Lease(self, claim, owner, self._number(), self._clock())
+        lanes = self._lanes_of(claim)
+        lane = lanes.get(claim)
+        if lane is None:
+            lane = lanes[claim] = _Lane(claim)
+        lane.waiters[lease.number] = lease
+        self._waiting += 1
+        self._grant()
+        return lease
+
+    def report(self, resident: AbstractSet[str], *, asked: float) -> None:
+        """What llama-swap says is resident, `asked` for at that time of the lock's clock."""
+        if self._residency.report(resident, asked=asked):
+            self._grant()
+
+    def reconfigure(self, router: Router, slots: Callable[[str], int], policy: Policy) -> None:
+        """Use a new rule from now on; held leases and the queue live on."""
+        self._residency.router, self._slots, self._policy = router, slots, policy
+        self._grant()
+
+    def _end(self, lease: Lease) -> None:
+        lease.ended = self._clock()
+        if lease.granted is None:
+            self._leave_queue(lease)
+        else:
+            self._leave_holders(lease)
+        self._grant()
+
+    def _settle(self, lease: Lease, *, turn_loaded: bool) -> None:
+        turn = lease.turn
+        if not lease.held or turn is None:
+            return
+        if turn_loaded and turn.loaded is None:
+            turn.loaded = min(self._clock(), turn.begun + self._policy.max_turn)
+        if lease.loading:
+            lease.loading = False
+            self._residency.settle(moved=lease.cold or bool(lease.stops))
+        self._grant()
+
+    # -- bookkeeping
+
+    def _number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _lanes_of(self, claim: Claim) -> dict[Claim, _Lane]:
+        return self._free_lanes if claim.mode == "none" else self._lanes
+
+    def _leave_queue(self, lease: Lease) -> None:
+        lanes = self._lanes_of(lease.claim)
+        lane = lanes[lease.claim]
+        del lane.waiters[lease.number]
+        self._waiting -= 1
+        if not lane.waiters:
+            del lanes[lease.claim]
+
+    def _leave_holders(self, lease: Lease) -> None:
+        del self._held[lease.number]
+        subtract(self._slots_in_use, lease.claim.models)
+        if lease.turn is None:
+            return
+        self._writers -= lease.claim.mode == "write"
+        if lease.loading:
+            self._residency.settle(moved=True)
+        self._residency.leave(lease.claim.units, in_doubt=lease.loading or lease.failed)
+        lease.loading = False
+
+    def _give(self, lease: Lease, turn: Turn | None) -> None:
+        """Make `lease` a holder inside `turn` (None for mode none), and only then wake it."""
+        self._leave_queue(lease)
+        lease.granted = self._clock()
+        self._held[lease.number] = lease
+        self._slots_in_use.update(lease.claim.models)
+        if turn is not None:
+            lease.turn = turn
+            lease.loading = True
+            lease.cold, lease.stops = self._residency.enter(lease.claim.units)
+            self._writers += lease.claim.mode == "write"
+            turn.units |= lease.claim.units
+        lease.wake()
+
+    # -- the rule
+
+    def _grant(self) -> None:
+        """Give whatever may be given. Runs after every event; the only place where anything is granted."""
+        for lane in list(self._free_lanes.values()):
+            while lane.waiters and self._free(lane.claim):
+                self._give(lane.head, None)
+        step = self._step_batch if self._policy.kind == "batch" else self._step_fifo
+        while self._lanes and step():
+            pass
+
+    def _step_fifo(self) -> bool:
+        head = min((lane.head for lane in self._lanes.values()), key=_key)
+        if not self._can(head.claim):
+            return False
+        turn = self._turn
+        if turn is None or not self._in_turn(head.claim, turn):
+            turn = self._begin_turn(head)
+        self._give(head, turn)
+        return True
+
+    def _step_batch(self) -> bool:
+        turn = self._turn
+        if turn is None:
+            return self._switch_to(min((lane.head for lane in self._lanes.values()), key=_key))
+        ours, other = self._split(turn)
+        if other is None:
+            return self._give_first(ours, turn)
+        now, policy = self._clock(), self._policy
+        loaded = turn.loaded if turn.loaded is not None else min(now, turn.begun + policy.max_turn)
+        since = max(loaded, other.arrived)
+        if now < since + policy.max_turn:
+            mine = [lease for lease in ours if self._may_pass(lease, other, turn, since + policy.switch_after)]
+            if self._give_first(mine, turn):
+                return True
+            if mine and mine[0].key < other.key:
+                return False
+        return self._switch_to(other)
+
+    def _split(self, turn: Turn) -> tuple[list[Lease], Lease | None]:
+        """The heads of the lanes of this turn in queue order, and the first waiter of another turn."""
+        ours: list[Lease] = []
+        other: Lease | None = None
+        for lane in self._lanes.values():
+            head = lane.head
+            if self._in_turn(lane.claim, turn):
+                ours.append(head)
+            elif other is None or head.key < other.key:
+                other = head
+        return sorted(ours, key=_key), other
+
+    def _give_first(self, leases: list[Lease], turn: Turn) -> bool:
+        """Give the first that can; a full slot holds up only its own model."""
+        for lease in leases:
+            if self._can(lease.claim):
+                self._give(lease, turn)
+                return True
+        return False
+
+    def _may_pass(self, lease: Lease, other: Lease, turn: Turn, deadline: float) -> bool:
+        queued = self._lanes[lease.claim].queued_in is turn and lease.number < turn.first_number
+        return lease.key < other.key or queued or lease.arrived < deadline
+
+    def _switch_to(self, other: Lease) -> bool:
+        """Begin the next turn with `other`; what is left of the old one moves behind everybody, in order."""
+        if not self._can(other.claim):
+            return False
+        old = self._turn
+        before = [lane for lane in self._lanes.values() if old is not None and self._in_turn(lane.claim, old)]
+        turn = self._begin_turn(other)
+        self._give(other, turn)
+        left = [lane for lane in before if not self._in_turn(lane.claim, turn)]
+        for lease in sorted((lease for lane in left for lease in lane.waiters.values()), key=_key):
+            lease.key = self._number()
+        for lane in self._lanes.values():
+            lane.queued_in = turn if self._in_turn(lane.claim, turn) else None
+        return True
+
+    def _begin_turn(self, first: Lease) -> Turn:
+        now, units = self._clock(), first.claim.units
+        self._turn = turn = Turn(
+            mode=first.claim.mode,
+            begun_by=first.owner,
+            begun=now,
+            units=frozenset(self._residency.in_use) | units,
+            first_number=self._next_number,
+            loaded=now if self._residency.holds(units) else None,
+        )
+        self._on_turn(turn)
+        return turn
+
+    def _free(self, claim: Claim) -> bool:
+        return all(self._slots_in_use[model] < self._slots(model) for model in claim.models)
+
+    def _can(self, claim: Claim) -> bool:
+        """Whether a grant now keeps slots and exclusion."""
+        if not self._free(claim):
+            return False
+        if not self._residency.in_use:
+            return True
+        return not self._writers and claim.mode != "write" and self._residency.may_join(claim.units)
+
+    def _in_turn(self, claim: Claim, turn: Turn) -> bool:
+        """Whether `turn` can take a grant for `claim` without a swap of its own models."""
+        return turn.mode == claim.mode and turn.units.isdisjoint(self._residency.evicts(claim.units, turn.units))
+
+
+def _key(lease: Lease) -> int:
+    return lease.key
