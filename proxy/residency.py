@@ -68,8 +68,12 @@ class Residency:
         subtract(self.in_use, units)
         if in_doubt:
             self.resident -= units - self.in_use.keys()
-            self.uncertain = True
-            self._changed = self._clock()
+            self.doubt()
+
+    def doubt(self) -> None:
+        """Nobody knows what is loaded, until a report that is asked for after this."""
+        self.uncertain = True
+        self._changed = self._clock()
 
     def report(self, resident: AbstractSet[str], *, asked: float) -> bool:
         """Take llama-swap's word, `asked` for at that time, for R; False where the word is stale or loads are on."""

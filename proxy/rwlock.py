@@ -155,8 +155,7 @@ class Lease:
     def fail(self) -> None:
         """The upstream failed (500 and above, or no answer): its models count as resident only until the release."""
         if self.held:
-            self.failed = True
-            self._lock._settle(self, turn_loaded=True)
+            self._lock._fail(self)
 
     def wake(self) -> None:
         """Called by the lock once the lease is held."""
@@ -249,6 +248,8 @@ class FairRWLock:
         lane.waiters[lease.number] = lease
         self._waiting += 1
         self._grant()
+        if lease.granted is not None:
+            lease.granted = lease.arrived  # it did not wait, however long the decision took
         return lease
 
     def report(self, resident: AbstractSet[str], *, asked: float) -> None:
@@ -268,6 +269,12 @@ class FairRWLock:
         else:
             self._leave_holders(lease)
         self._grant()
+
+    def _fail(self, lease: Lease) -> None:
+        lease.failed = True
+        if lease.turn is not None:
+            self._residency.doubt()
+        self._settle(lease, turn_loaded=True)
 
     def _settle(self, lease: Lease, *, turn_loaded: bool) -> None:
         turn = lease.turn

@@ -1,0 +1,131 @@
+"""The request body: read whole before the queue, kept cheaply while it waits.
+
+It must be read whole, since uvicorn reports a departed client only once the body has been read, and a dead request
+would be granted the GPU. Up to `MEMORY_LIMIT` it stays in memory, above that it goes to a file, and what all waiting
+bodies take together is bounded. The model name is read on the way, so no second pass is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import httpx
+from starlette.types import Receive
+
+from proxy.errors import BodyTooLarge, ClientGone, SpoolFull
+from proxy.model_name import NameReader
+
+MEMORY_LIMIT = 1024 * 1024
+"""Bytes of one body that are kept in memory: above nearly every text request, below a picture or a recording."""
+
+READ_CHUNK = 256 * 1024
+"""Bytes read back from the file at once: large enough that the thread hop costs nothing beside the copy."""
+
+
+class Spool:
+    """What the bodies of all requests may take together, in memory and on disk."""
+
+    def __init__(self, limit: int, directory: Path | None) -> None:
+        self.limit = limit
+        self.directory = directory
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        """Count `size` more bytes; raises SpoolFull."""
+        if self.used + size > self.limit:
+            raise SpoolFull
+        self.used += size
+
+
+class Body(httpx.AsyncByteStream):
+    """One request body. Use as a context manager: its memory, file and share of the spool end with the block."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._memory: list[bytes] = []
+        self._file: IO[bytes] | None = None
+        self._in_memory = 0
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._spool.used -= self.size
+        self.size = 0
+        self._memory.clear()
+        if self._file is not None:
+            self._file.close()
+
+    async def read(self, receive: Receive, limit: int, reader: NameReader | None = None) -> None:
+        """Read all of it, at most `limit` bytes, showing each piece to `reader`.
+
+        Raises BodyTooLarge, SpoolFull, or ClientGone when the client leaves before the end.
+        """
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk: bytes = message.get("body", b"")
+            more = message.get("more_body", False)
+            if chunk:
+                await self._add(chunk, limit)
+                if reader is not None:
+                    reader.feed(chunk)
+
+    async def _add(self, chunk: bytes, limit: int) -> None:
+        if self.size + len(chunk) > limit:
+            raise BodyTooLarge
+        self._spool.take(len(chunk))
+        self.size += len(chunk)
+        self._memory.append(chunk)
+        self._in_memory += len(chunk)
+        if self._in_memory > MEMORY_LIMIT:
+            await asyncio.to_thread(self._spill)
+
+    def _spill(self) -> None:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._spool.directory, prefix="gpu-lease-")  # noqa: SIM115
+        self._file.writelines(self._memory)
+        self._memory.clear()
+        self._in_memory = 0
+
+    def stream(self) -> httpx.AsyncByteStream:
+        """The body as an httpx stream, from its start; may be called again for a second try."""
+        if self._file is None:
+            return httpx.ByteStream(b"".join(self._memory))
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._file is not None:
+            await asyncio.to_thread(self._spill)
+            self._file.seek(0)
+            while chunk := await asyncio.to_thread(self._file.read, READ_CHUNK):
+                yield chunk
+
+
+class Passing(httpx.AsyncByteStream):
+    """The body of a request that takes no lease: handed on piece by piece, while the client sends it."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.read = asyncio.Event()
+        """Set once the client has sent everything."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """The pieces; raises ClientGone when the client leaves before the end."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            if not more:
+                self.read.set()
+            yield message.get("body", b"")

@@ -1,0 +1,189 @@
+"""Send a request to llama-swap and its answer to the client; the only module that knows httpx on the hot path.
+
+An exchange has four moments, each of which the lease must learn of at once: the request *sent* whole, the *head* of
+the answer, the *end* of the upstream's body, and a *failure*. All four are plain calls made by the transport in the
+event that brought them. The release is the first thing that happens at the end, before the client has even been given
+the last byte; cutting a stream that broke is the client's side of the same end.
+
+What passes through is RFC 9110's end-to-end part, in order and byte for byte: section 7.6.1 names the fields that
+belong to one connection and stay behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import httpx
+from starlette.types import Send
+
+from proxy.errors import CutStream, Refusal, UpstreamFailed, UpstreamTimeout, UpstreamUnreachable
+from proxy.inbound import Inbound, RawHeaders
+from proxy.upstream import ResponseBody, Transport
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"expect",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""Fields of one connection. Expect has been answered by the server, and the body is here; the rest is RFC 9110."""
+
+FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
+
+CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+
+RETRY_SECONDS = 10.0
+"""How long a leased request keeps trying while llama-swap refuses connections: the time of its restart."""
+
+RETRY_PAUSE = 0.1
+"""Seconds between two tries; a refused connection on the same host costs next to nothing."""
+
+
+class Listener(Protocol):
+    """Whoever must know of an exchange's moments. All calls are synchronous; some come from the socket's callbacks."""
+
+    def sent(self) -> None:
+        """The whole request has been handed to the socket."""
+        ...
+
+    def head(self, status: int, seconds: float) -> None:
+        """The answer's head has arrived, `seconds` after sending began."""
+        ...
+
+    def end(self, error: Exception | None) -> None:
+        """The upstream's body has ended, or broke off with `error`. At most once."""
+        ...
+
+    def failed(self) -> None:
+        """There will be no answer."""
+        ...
+
+    def left(self) -> None:
+        """The client is gone, or the server gives up; called before the upstream is closed."""
+        ...
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What goes to llama-swap. `patience`: seconds to keep trying while nothing could be sent."""
+
+    inbound: Inbound
+    headers: RawHeaders
+    stream: Callable[[], httpx.AsyncByteStream]
+    patience: float = 0.0
+    added: Callable[[], RawHeaders] = field(default=list)
+    """Fields to add to the answer, asked for when its head has arrived."""
+
+
+def request_headers(inbound: Inbound, forwarded: RawHeaders, replace_key: str | None, *, keyed: bool) -> RawHeaders:
+    """The fields for llama-swap. With `keyed`, the client's credential stays here and `replace_key` takes its place."""
+    dropped = HOP_BY_HOP | FORWARDED | _named_by_connection(inbound.headers)
+    if keyed:
+        dropped |= CREDENTIALS
+    if inbound.has(b"transfer-encoding", b"chunked"):
+        # The same framing goes on (RFC 9112, section 6.3: it overrides a length), in the field's own place.
+        dropped = (dropped | {b"content-length"}) - {b"transfer-encoding"}
+    headers = [(name, value) for name, value in inbound.headers if name not in dropped]
+    if keyed and replace_key:
+        headers.append((b"authorization", b"Bearer " + replace_key.encode()))
+    return headers + forwarded
+
+
+def response_headers(raw: Iterable[tuple[bytes, bytes]], added: RawHeaders) -> RawHeaders:
+    """The fields for the client: the upstream's, then ours, and no proxy in between may buffer an event stream."""
+    headers = [(name.lower(), value) for name, value in raw]
+    dropped = HOP_BY_HOP | _named_by_connection(headers)
+    headers = [(name, value) for name, value in headers if name not in dropped]
+    names = dict(headers)
+    if names.get(b"content-type", b"").startswith(b"text/event-stream") and b"x-accel-buffering" not in names:
+        headers.append((b"x-accel-buffering", b"no"))
+    return headers + added
+
+
+def _named_by_connection(headers: RawHeaders) -> frozenset[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    if not values:
+        return frozenset()
+    return frozenset(token.strip().lower() for value in values for token in value.split(b","))
+
+
+class Forwarder:
+    """Sends to one llama-swap."""
+
+    def __init__(self, transport: Transport, origin: str) -> None:
+        self._transport = transport
+        self._url = httpx.URL(origin)
+
+    async def exchange(self, outgoing: Outgoing, listener: Listener, send: Send) -> int:
+        """Send, and pass the whole answer on; returns its status.
+
+        Raises a Refusal before the response head is out, and CutStream after it: an upstream body that broke off
+        must reach the client broken off.
+        """
+        started = time.monotonic()
+        try:
+            response = await self._send(outgoing, listener)
+        except Refusal:
+            listener.failed()
+            raise
+        except BaseException:
+            listener.left()
+            raise
+        body = cast("ResponseBody", response.stream)
+        try:
+            listener.head(response.status_code, time.monotonic() - started)
+            body.on_end(listener.end)
+            await self._answer(response, outgoing, send)
+        except CutStream:
+            raise
+        except BaseException:
+            listener.left()
+            raise
+        finally:
+            body.close()
+        return response.status_code
+
+    async def _answer(self, response: httpx.Response, outgoing: Outgoing, send: Send) -> None:
+        headers = response_headers(response.headers.raw, outgoing.added())
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        try:
+            async for chunk in cast("ResponseBody", response.stream):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except httpx.HTTPError as error:
+            raise CutStream from error
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, outgoing: Outgoing, listener: Listener) -> httpx.Response:
+        deadline = time.monotonic() + outgoing.patience
+        while True:
+            try:
+                return await self._transport.handle_async_request(self._request(outgoing, listener))
+            except httpx.ConnectError as error:
+                # Not one byte was sent: the only failure after which a POST may be tried again.
+                if time.monotonic() + RETRY_PAUSE > deadline:
+                    raise UpstreamUnreachable(retry_after=1) from error
+            except httpx.ConnectTimeout as error:
+                raise UpstreamTimeout from error
+            except httpx.HTTPError as error:
+                raise UpstreamFailed from error
+            await asyncio.sleep(RETRY_PAUSE)
+
+    def _request(self, outgoing: Outgoing, listener: Listener) -> httpx.Request:
+        inbound = outgoing.inbound
+        extensions = {"method": inbound.method.encode(), "target": inbound.target, "on_sent": listener.sent}
+        return httpx.Request(
+            inbound.method, self._url, headers=outgoing.headers, stream=outgoing.stream(), extensions=extensions
+        )

@@ -1,0 +1,261 @@
+"""The life of a request: key, route, gate, body, name, class, lease, forward, account.
+
+Data goes one way through here, and each step is somebody else's module; this one only gives the order, answers
+refusals and keeps the account. What holds a lease is one `async with`, so that every way out of it gives the lease
+back, and inside it the end of the upstream's body gives it back even earlier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import httpx
+from starlette.types import Message, Receive, Scope, Send
+
+from proxy.body import Body, Passing, Spool
+from proxy.classify import Classification, Classifier
+from proxy.errors import BodyTooLarge, ClientGone, CutStream, ModelUndecidable, Refusal, WebSocketRefused
+from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing, request_headers
+from proxy.inbound import Inbound, Keys, RawHeaders, Trust, read_scope
+from proxy.lease import Hold, Leases
+from proxy.model_name import NameReader, Undecidable, body_reader, name_from_query
+from proxy.routes import NameIn, Route, match_route
+from proxy.watch import ClientWatch
+
+CLIENT_LEFT = 499
+"""The code under which a client that left before an answer is counted (nginx's)."""
+
+
+class Accounts(Protocol):
+    """Where finished work is counted."""
+
+    def answered(self, class_name: str, model: str, code: int) -> None:
+        """A request on a model route got the status `code`."""
+        ...
+
+    def refused(self, error: Refusal) -> None:
+        """The proxy gave an answer of its own."""
+        ...
+
+    def head_arrived(self, class_name: str, seconds: float) -> None:
+        """The head of an answer came `seconds` after the request was sent."""
+        ...
+
+    def exchange_ended(self, class_name: str, outcome: str) -> None:
+        """An exchange under a lease ended: ok, cancelled, upstream_error or upstream_truncated."""
+        ...
+
+
+@dataclass(slots=True)
+class Reply:
+    """The way back to the client; knows what has been sent."""
+
+    send: Send
+    status: int | None = None
+    classification: Classification | None = None
+    hold: Hold | None = None
+    anthropic: bool = False
+    body_unread: bool = False
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self.send(message)
+
+    def lease_headers(self) -> RawHeaders:
+        """The fields that tell the client of its lease; none on routes that have no model."""
+        if self.classification is None or self.hold is None:
+            return []
+        waited = self.hold.ticket.waited
+        return [
+            (b"x-lease-class", self.classification.class_name.encode()),
+            (b"x-lease-wait", b"%.3f" % waited),
+            (b"server-timing", b"lease;dur=%.1f" % (waited * 1000)),
+        ]
+
+    async def refuse(self, error: Refusal) -> None:
+        """Answer with `error`. A body that was not read closes the connection, for it stands in the way of the next."""
+        body = error.body(anthropic=self.anthropic)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += error.headers() + self.lease_headers()
+        if self.body_unread:
+            headers.append((b"connection", b"close"))
+        await self({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Who and what may come in. `upstream_key` replaces the client's credential where `keys` are set."""
+
+    keys: Keys
+    trust: Trust
+    spool: Spool
+    max_body: int
+    upstream_key: str | None
+
+    def identify(self, inbound: Inbound, *, keyless: bool) -> str:
+        """Who the request counts against; raises Unauthorized when keys are set and it has none of them."""
+        if self.keys and not keyless:
+            return self.keys.check(inbound)
+        return self.trust.client_address(inbound)
+
+    def headers(self, inbound: Inbound) -> RawHeaders:
+        """The fields for llama-swap."""
+        return request_headers(inbound, self.trust.forwarded(inbound), self.upstream_key, keyed=bool(self.keys))
+
+
+class Gateway:
+    """The ASGI application for everything that is llama-swap's."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        classifier: Classifier,
+        forwarder: Forwarder,
+        accounts: Accounts,
+        entrance: Entrance,
+    ) -> None:
+        self._leases, self._classifier, self._forwarder = leases, classifier, forwarder
+        self._accounts, self._entrance = accounts, entrance
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises CutStream where the answer must not end well."""
+        reply = Reply(send)
+        try:
+            await self._serve(read_scope(scope), receive, reply)
+        except Refusal as error:
+            self._accounts.refused(error)
+            if reply.status is not None:
+                raise CutStream from error
+            await reply.refuse(error)
+        except ClientGone:
+            pass
+        finally:
+            if (what := reply.classification) is not None:
+                self._accounts.answered(what.class_name, what.label, reply.status or CLIENT_LEFT)
+
+    async def _serve(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
+        reply.body_unread = inbound.has(b"transfer-encoding", b"chunked") or bool(inbound.content_length())
+        route = match_route(inbound.method, inbound.raw_path)
+        reply.anthropic = route.anthropic
+        client = self._entrance.identify(inbound, keyless=route.keyless)
+        if inbound.wants_websocket:
+            raise WebSocketRefused
+        if route.name_in is NameIn.NOWHERE:
+            await self._pass(inbound, receive, reply)
+        else:
+            await self._lease(inbound, route, client, receive, reply)
+
+    # -- without a lease
+
+    async def _pass(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
+        passing = Passing(receive)
+        outgoing = Outgoing(inbound, self._entrance.headers(inbound), lambda: passing)
+        if not reply.body_unread:
+            await receive()  # the empty body, after which the server reports a disconnect
+            passing.read.set()
+            outgoing.stream = lambda: httpx.ByteStream(b"")
+        async with ClientWatch(receive, passing.read):
+            await self._forwarder.exchange(outgoing, _Unleased(), reply)
+
+    # -- with one
+
+    async def _lease(self, inbound: Inbound, route: Route, client: str, receive: Receive, reply: Reply) -> None:
+        self._leases.check_gate(client)
+        inbound.check_fields()
+        if (inbound.content_length() or 0) > self._entrance.max_body:
+            raise BodyTooLarge
+        with Body(self._entrance.spool) as body:
+            reader = (
+                body_reader(inbound.first(b"content-type"), inbound.query) if route.name_in is NameIn.BODY else None
+            )
+            await body.read(receive, self._entrance.max_body, reader)
+            reply.body_unread = False
+            what = reply.classification = self._classifier.classify(route, _name(route, inbound, reader))
+            hold = reply.hold = self._leases.hold(what, client)
+            async with ClientWatch(receive), hold:
+                outgoing = Outgoing(
+                    inbound,
+                    self._entrance.headers(inbound),
+                    body.stream,
+                    patience=RETRY_SECONDS,
+                    added=reply.lease_headers,
+                )
+                await self._forwarder.exchange(outgoing, _Leased(hold, what.class_name, self._accounts), reply)
+
+
+def _name(route: Route, inbound: Inbound, reader: NameReader | None) -> str:
+    try:
+        if reader is not None:
+            return reader.finish()
+        if route.name_in is NameIn.QUERY:
+            return name_from_query(inbound.query)
+    except Undecidable as error:
+        raise ModelUndecidable(str(error)) from error
+    if route.name is None:
+        raise ModelUndecidable
+    return route.name
+
+
+class _Unleased:
+    """Listens to an exchange that has no lease."""
+
+    def sent(self) -> None:
+        """Nothing hangs on it."""
+
+    def head(self, status: int, seconds: float) -> None:
+        """Nothing hangs on it."""
+
+    def end(self, error: Exception | None) -> None:
+        """Nothing hangs on it."""
+
+    def failed(self) -> None:
+        """Nothing hangs on it."""
+
+    def left(self) -> None:
+        """Nothing hangs on it."""
+
+
+class _Leased:
+    """Tells the lease what its exchange has come to, and counts how it ended. The release comes first."""
+
+    def __init__(self, hold: Hold, class_name: str, accounts: Accounts) -> None:
+        self._hold, self._class_name, self._accounts = hold, class_name, accounts
+        self._failed = self._over = False
+
+    def sent(self) -> None:
+        """The GPU can be loading for somebody else from now on."""
+        self._hold.lease.sent()
+
+    def head(self, status: int, seconds: float) -> None:
+        """An answer below 500 proves the model loaded; above, nobody knows what is."""
+        if status < 500:
+            self._hold.lease.answered()
+        else:
+            self._failed = True
+            self._hold.lease.fail()
+        self._accounts.head_arrived(self._class_name, seconds)
+
+    def end(self, error: Exception | None) -> None:
+        """The upstream is done: so is the lease. An upstream that broke off may have lost its models."""
+        if error is not None:
+            self._hold.lease.fail()
+        self._finish("upstream_truncated" if error else "upstream_error" if self._failed else "ok")
+
+    def failed(self) -> None:
+        """No answer: what llama-swap has loaded is in doubt."""
+        self._hold.lease.fail()
+        self._finish("upstream_error")
+
+    def left(self) -> None:
+        """The client is gone."""
+        self._finish("cancelled")
+
+    def _finish(self, outcome: str) -> None:
+        self._hold.release()
+        if not self._over:
+            self._over = True
+            self._accounts.exchange_ended(self._class_name, outcome)

@@ -1,0 +1,81 @@
+"""The proxy's own URLs, all under `/-/`, which llama-swap does not use. None of them ever waits for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy.errors import RouteNotFound
+from proxy.lease import HolderView, Leases, TurnView, WaiterView
+
+
+def make_pages(leases: Leases, registry: CollectorRegistry, upstream_fresh: Callable[[], bool]) -> Starlette:
+    """The application that serves them. Keys have been checked before."""
+
+    async def healthz(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(request: Request) -> Response:
+        upstream, draining = upstream_fresh(), leases.draining
+        ready = upstream and not draining
+        return JSONResponse({"ready": ready, "upstream": upstream, "draining": draining}, 200 if ready else 503)
+
+    async def queue(request: Request) -> Response:
+        return JSONResponse(queue_json(leases))
+
+    async def metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    async def not_found(request: Request, error: Exception) -> Response:
+        refusal = RouteNotFound()
+        return Response(refusal.body(), refusal.status, media_type="application/json")
+
+    routes = [
+        Route("/-/healthz", healthz),
+        Route("/-/readyz", readyz),
+        Route("/-/queue", queue),
+        Route("/-/metrics", metrics),
+    ]
+    return Starlette(routes=routes, exception_handlers={404: not_found})
+
+
+def queue_json(leases: Leases) -> dict[str, Any]:
+    """The snapshot as `/-/queue` gives it; seconds are rounded to milliseconds."""
+    snapshot = leases.snapshot()
+    return {
+        "policy": snapshot.policy,
+        "turn": _turn(snapshot.turn) if snapshot.turn else None,
+        "holders": [_holder(holder) for holder in snapshot.holders],
+        "waiters": [_waiter(waiter) for waiter in snapshot.waiters],
+    }
+
+
+def _turn(turn: TurnView) -> dict[str, Any]:
+    return {
+        "class": turn.class_name,
+        "mode": turn.mode,
+        "models": list(turn.models),
+        "seconds": round(turn.seconds, 3),
+    }
+
+
+def _holder(view: HolderView) -> dict[str, Any]:
+    return {"id": view.id, **_names(view), "held_seconds": round(view.held_seconds, 3)}
+
+
+def _waiter(view: WaiterView) -> dict[str, Any]:
+    place = {"id": view.id, "position": view.position}
+    return {**place, **_names(view), "waited_seconds": round(view.waited_seconds, 3)}
+
+
+def _names(view: HolderView | WaiterView) -> dict[str, Any]:
+    names = {"class": view.class_name, "model": view.model, "mode": view.mode}
+    return names if view.requested == view.model else {**names, "requested": view.requested}

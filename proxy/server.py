@@ -1,0 +1,126 @@
+"""Run the application under uvicorn, with an end of our own.
+
+uvicorn would close its listeners at the first signal, wait for running streams while the waiters behind them starve,
+and leave with the signal's exit code. Here the first signal begins to *drain*: the listener stays open, waiters and
+newcomers are refused with a clear answer, readiness turns to 503, and running leases go on to their end, for at most
+`shutdown_grace`. Then the server stops, with exit code 0. A second signal cuts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+
+from proxy import logs
+from proxy.app import App
+from proxy.settings import Settings
+
+log = structlog.get_logger("gpu_lease_proxy")
+
+LINGER_SECONDS = 0.5
+"""How long requests without a lease have to end once the last lease has: log streams never do."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the pools of common clients keep a connection, so that they close it and never we under a request."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our signals."""
+
+    def __init__(self, config: uvicorn.Config, app: App, grace: float, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app, self._grace, self._started = app, grace, started
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and tell."""
+        await super().startup(sockets)
+        self._started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM in the loop; once it has ended, one more must not spoil the exit code."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
+
+    def _on_signal(self) -> None:
+        if self._drain is not None:
+            log.warning("cut", reason="second signal")
+            self.should_exit = self.force_exit = True
+            return
+        log.info("draining", held=len(self._app.leases.lock.held), grace=self._grace)
+        self._app.leases.drain()
+        self._drain = asyncio.get_running_loop().create_task(self._finish())
+
+    async def _finish(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                await self._app.leases.drained.wait()
+        self.should_exit = True
+
+
+def run(settings: Settings, *, started: Callable[[str], None] | None = None) -> int:
+    """Serve until a signal; returns the exit code. `started` is given the base URL once the socket listens.
+
+    Raises OSError when the address cannot be bound.
+    """
+    logs.configure(settings.log_format)
+    app = App(settings)
+    config = uvicorn.Config(
+        app,
+        http=settings.http_parser,
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        workers=1,
+    )
+    config.timeout_graceful_shutdown = LINGER_SECONDS  # type: ignore[assignment]  # any number of seconds will do
+    with _listen(settings.listen_host, settings.listen_port) as listener:
+        url = _url(listener)
+
+        def on_started() -> None:
+            log.info("listening", url=url)
+            if started is not None:
+                started(url)
+
+        server = Server(config, app, settings.shutdown_grace, on_started)
+        asyncio.run(server.serve(sockets=[listener]))
+    return 0
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError:
+        listener.close()
+        raise
+    return listener
