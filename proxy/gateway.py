@@ -19,7 +19,7 @@ from proxy.errors import BodyTooLarge, ClientGone, CutStream, ModelUndecidable, 
 from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing, request_headers
 from proxy.inbound import Inbound, Keys, RawHeaders, Trust, read_scope
 from proxy.lease import Hold, Leases
-from proxy.model_name import NameReader, Undecidable, body_reader, name_from_query
+from proxy.model_name import NameReader, Undecidable, body_reader
 from proxy.routes import NameIn, Route, match_route
 from proxy.watch import ClientWatch
 
@@ -174,7 +174,7 @@ class Gateway:
             )
             await body.read(receive, self._entrance.max_body, reader)
             reply.body_unread = False
-            what = reply.classification = self._classifier.classify(route, _name(route, inbound, reader))
+            what = reply.classification = self._classifier.classify(route, _name(route, reader))
             hold = reply.hold = self._leases.hold(what, client)
             async with ClientWatch(receive), hold:
                 outgoing = Outgoing(
@@ -187,17 +187,20 @@ class Gateway:
                 await self._forwarder.exchange(outgoing, _Leased(hold, what.class_name, self._accounts), reply)
 
 
-def _name(route: Route, inbound: Inbound, reader: NameReader | None) -> str:
+def _reader(route: Route, inbound: Inbound) -> NameReader | None:
+    """What finds the name. llama-swap reads the body of a HEAD too, so the method counts, not the kind of route."""
+    if route.name_in not in {NameIn.BODY, NameIn.QUERY}:
+        return None
+    return body_reader(inbound.first(b"content-type"), inbound.query, inbound.method)
+
+
+def _name(route: Route, reader: NameReader | None) -> str:
+    if reader is None:
+        return route.name or ""
     try:
-        if reader is not None:
-            return reader.finish()
-        if route.name_in is NameIn.QUERY:
-            return name_from_query(inbound.query)
+        return reader.finish()
     except Undecidable as error:
         raise ModelUndecidable(str(error)) from error
-    if route.name is None:
-        raise ModelUndecidable
-    return route.name
 
 
 class _Unleased:
