@@ -37,7 +37,7 @@ class App:
     def __init__(self, settings: Settings) -> None:
         origin = str(settings.upstream_url).rstrip("/")
         classifier = Classifier(settings)
-        metrics = Metrics(classifier.class_names, clock=time.monotonic)
+        metrics = self.metrics = Metrics(classifier.class_names, clock=time.monotonic)
         self.leases = Leases(ClassRouter(), classifier.slots, _policy(settings), _bounds(settings), (metrics,))
         metrics.watch(self.leases)
         self._transport = Transport(origin)
@@ -47,7 +47,7 @@ class App:
         self._health = Health(self._client, metrics.upstream_up.set)
         self._entrance = _entrance(settings)
         self._gateway = Gateway(self.leases, classifier, Forwarder(self._transport, origin), metrics, self._entrance)
-        self._pages = make_pages(self.leases, metrics.registry, lambda: self._health.fresh)
+        self._pages = make_pages(self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -62,7 +62,8 @@ class App:
         try:
             self._entrance.identify(read_scope(scope), keyless=scope["raw_path"] in KEYLESS_PAGES)
         except Refusal as error:
-            await Reply(send).refuse(error)
+            self.metrics.refused(error)
+            await Reply(send).refuse(error, receive)
         else:
             await self._pages(scope, receive, send)
 
@@ -92,7 +93,10 @@ class App:
 
 
 def _policy(settings: Settings) -> Policy:
-    return Policy(settings.policy, settings.switch_after, settings.max_turn)
+    first = Policy(settings.policy)  # what `auto` is while no load has been measured
+    switch_after = first.switch_after if settings.switch_after is None else settings.switch_after
+    max_turn = max(first.max_turn, switch_after) if settings.max_turn is None else settings.max_turn
+    return Policy(settings.policy, min(switch_after, max_turn), max_turn)
 
 
 def _bounds(settings: Settings) -> Bounds:

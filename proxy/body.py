@@ -50,12 +50,14 @@ class Body(httpx.AsyncByteStream):
         self._memory: list[bytes] = []
         self._file: IO[bytes] | None = None
         self._in_memory = 0
+        self._closed = False
         self.size = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._closed = True
         self._spool.used -= self.size
         self.size = 0
         self._memory.clear()
@@ -65,7 +67,7 @@ class Body(httpx.AsyncByteStream):
     async def read(self, receive: Receive, limit: int, reader: NameReader | None = None) -> None:
         """Read all of it, at most `limit` bytes, showing each piece to `reader`.
 
-        Raises BodyTooLarge, SpoolFull, or ClientGone when the client leaves before the end.
+        Raises BodyTooLarge, SpoolFull (also when the disk is), or ClientGone when the client leaves before the end.
         """
         more = True
         while more:
@@ -87,27 +89,39 @@ class Body(httpx.AsyncByteStream):
         self._memory.append(chunk)
         self._in_memory += len(chunk)
         if self._in_memory > MEMORY_LIMIT:
-            await asyncio.to_thread(self._spill)
+            await self._spill()
 
-    def _spill(self) -> None:
+    async def _spill(self) -> None:
+        try:
+            await asyncio.to_thread(self._write_out)
+        except OSError as error:
+            raise SpoolFull(f"A large request body cannot be stored (setting spool_dir): {error.strerror}.") from error
+
+    def _write_out(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._spool.directory, prefix="gpu-lease-")  # noqa: SIM115
         self._file.writelines(self._memory)
+        self._file.flush()
         self._memory.clear()
         self._in_memory = 0
+        if self._closed:  # the task was cancelled and has left the block while this thread was writing
+            self._file.close()
 
     def stream(self) -> httpx.AsyncByteStream:
         """The body as an httpx stream, from its start; may be called again for a second try."""
-        if self._file is None:
-            return httpx.ByteStream(b"".join(self._memory))
-        return self
+        if self._file is not None:
+            return self
+        whole = b"".join(self._memory)
+        self._memory[:] = [whole]
+        return httpx.ByteStream(whole)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._file is not None:
-            await asyncio.to_thread(self._spill)
-            self._file.seek(0)
+            await asyncio.to_thread(self._file.seek, 0)
             while chunk := await asyncio.to_thread(self._file.read, READ_CHUNK):
                 yield chunk
+        for chunk in self._memory:
+            yield chunk
 
 
 class Passing(httpx.AsyncByteStream):

@@ -9,12 +9,15 @@
         ├── AmbiguousHeader   400  ambiguous_header
         ├── ModelUndecidable  400  model_undecidable
         ├── Unauthorized      401  invalid_api_key
-        ├── RouteNotFound     404  not_found
+        ├── PageNotFound      404  page_not_found
         ├── BodyTooLarge      413  body_too_large
         ├── WebSocketRefused  501  websocket_unsupported
         ├── UpstreamFailed    502  upstream_failed
         │   └── UpstreamUnreachable 502  upstream_unreachable
         ├── UpstreamTimeout   504  upstream_timeout
+        ├── LlamaSwapRefusal       llama-swap's own answer, given before a request is read or queued in vain
+        │   ├── UnknownModel  404  not_found
+        │   └── KeyMissing    401  unauthorized
         └── Busy              503, with Retry-After
             ├── QueueFull          queue_full
             ├── ClientQueueFull    client_queue_full
@@ -28,11 +31,15 @@ nothing else. `code` is part of the interface: the metric `gpu_lease_rejected_to
 
 from __future__ import annotations
 
+import html
 import json
 from typing import ClassVar
 
 RETRY_AFTER_MAX = 60
 """Seconds. The SDKs honour Retry-After up to 60 s; some ignore a larger value altogether."""
+
+CHALLENGE = (b"www-authenticate", b'Basic realm="llama-swap"')
+"""llama-swap's own challenge, so that browsers ask for the key."""
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -84,6 +91,10 @@ class Refusal(ProxyError):
         seconds = min(max(1, round(self.retry_after)), RETRY_AFTER_MAX)
         return [(b"retry-after", str(seconds).encode())]
 
+    def render(self, *, anthropic: bool, accept: bytes) -> tuple[bytes, bytes]:
+        """(Content-Type, body) for a client that sent this Accept field."""
+        return b"application/json", self.body(anthropic=anthropic)
+
     def body(self, *, anthropic: bool = False) -> bytes:
         """The error object as JSON, in OpenAI's shape or in Anthropic's."""
         if anthropic:
@@ -123,13 +134,13 @@ class Unauthorized(Refusal):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The challenge that llama-swap sends, so that browsers ask for the key."""
-        return [*super().headers(), (b"www-authenticate", b'Basic realm="llama-swap"')]
+        return [*super().headers(), CHALLENGE]
 
 
-class RouteNotFound(Refusal):
+class PageNotFound(Refusal):
     """A path under `/-/` that the proxy does not have."""
 
-    status, code, type = 404, "not_found", "invalid_request_error"
+    status, code, type = 404, "page_not_found", "invalid_request_error"
     default_message = "The proxy has no such page; it has /-/healthz, /-/readyz, /-/queue and /-/metrics."
 
 
@@ -166,6 +177,41 @@ class UpstreamTimeout(Refusal):
 
     status, code = 504, "upstream_timeout"
     default_message = "Connecting to llama-swap took too long; nothing of the request was sent."
+
+
+class LlamaSwapRefusal(Refusal):
+    """What llama-swap itself would answer, word for word, in the form that the client's Accept field asks for."""
+
+    def render(self, *, anthropic: bool, accept: bytes) -> tuple[bytes, bytes]:
+        """Plain text, HTML or JSON, in llama-swap's order of preference."""
+        if b"text/plain" in accept:
+            return b"text/plain", f"llama-swap: {self.message}".encode()
+        if b"text/html" in accept:
+            text = html.escape(self.message)
+            return b"text/html", f"<html><body><h1>llama-swap</h1><p>{text}</p></body></html>".encode()
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return b"application/json", json.dumps({"src": "llama-swap", "error": error}, separators=(",", ":")).encode()
+
+
+class UnknownModel(LlamaSwapRefusal):
+    """llama-swap's configuration has no such name; the request is neither queued nor forwarded."""
+
+    status, code, type = 404, "not_found", "invalid_request_error"
+    default_message = "no router for requested model"
+
+    def __init__(self, message: str | None = None, *, upstream: bool = False) -> None:
+        super().__init__("model not found" if upstream else message)
+
+
+class KeyMissing(LlamaSwapRefusal):
+    """llama-swap's configuration has `apiKeys` and the request has none of them."""
+
+    status, code, type = 401, "unauthorized", "authentication_error"
+    default_message = "unauthorized: invalid or missing API key"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """llama-swap's challenge."""
+        return [*super().headers(), CHALLENGE]
 
 
 class Busy(Refusal):

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import httpx
 from starlette.types import Send
 
-from proxy.errors import CutStream, Refusal, UpstreamFailed, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import AmbiguousHeader, CutStream, Refusal, UpstreamFailed, UpstreamTimeout, UpstreamUnreachable
 from proxy.inbound import Inbound, RawHeaders
 from proxy.upstream import ResponseBody, Transport
 
@@ -40,6 +40,10 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Fields of one connection. Expect has been answered by the server, and the body is here; the rest is RFC 9110."""
+
+FOR_EVERYONE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
+"""Fields that no Connection field can make ours alone: the body's length and type, the key and the host were read here
+to decide the class, and llama-swap must read the same. (Without its length, a body would be the next request.)"""
 
 FORWARDED = frozenset({b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
 
@@ -90,13 +94,15 @@ class Outgoing:
 
 def request_headers(inbound: Inbound, forwarded: RawHeaders, replace_key: str | None, *, keyed: bool) -> RawHeaders:
     """The fields for llama-swap. With `keyed`, the client's credential stays here and `replace_key` takes its place."""
-    dropped = HOP_BY_HOP | FORWARDED | _named_by_connection(inbound.headers)
+    dropped = HOP_BY_HOP | FORWARDED | (_named_by_connection(inbound.headers) - FOR_EVERYONE)
     if keyed:
         dropped |= CREDENTIALS
     if inbound.has(b"transfer-encoding", b"chunked"):
         # The same framing goes on (RFC 9112, section 6.3: it overrides a length), in the field's own place.
         dropped = (dropped | {b"content-length"}) - {b"transfer-encoding"}
     headers = [(name, value) for name, value in inbound.headers if name not in dropped]
+    if inbound.first(b"host") is None:
+        headers.insert(0, (b"host", b""))  # from HTTP/1.0; a request of 1.1 must have it (RFC 9112, section 3.2)
     if keyed and replace_key:
         headers.append((b"authorization", b"Bearer " + replace_key.encode()))
     return headers + forwarded
@@ -108,7 +114,7 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]], added: RawHeaders) -> R
     dropped = HOP_BY_HOP | _named_by_connection(headers)
     headers = [(name, value) for name, value in headers if name not in dropped]
     names = dict(headers)
-    if names.get(b"content-type", b"").startswith(b"text/event-stream") and b"x-accel-buffering" not in names:
+    if names.get(b"content-type", b"").lower().startswith(b"text/event-stream") and b"x-accel-buffering" not in names:
         headers.append((b"x-accel-buffering", b"no"))
     return headers + added
 
@@ -133,7 +139,6 @@ class Forwarder:
         Raises a Refusal before the response head is out, and CutStream after it: an upstream body that broke off
         must reach the client broken off.
         """
-        started = time.monotonic()
         try:
             response = await self._send(outgoing, listener)
         except Refusal:
@@ -142,10 +147,7 @@ class Forwarder:
         except BaseException:
             listener.left()
             raise
-        body = cast("ResponseBody", response.stream)
         try:
-            listener.head(response.status_code, time.monotonic() - started)
-            body.on_end(listener.end)
             await self._answer(response, outgoing, send)
         except CutStream:
             raise
@@ -153,15 +155,19 @@ class Forwarder:
             listener.left()
             raise
         finally:
-            body.close()
+            cast("ResponseBody", response.stream).close()
         return response.status_code
 
     async def _answer(self, response: httpx.Response, outgoing: Outgoing, send: Send) -> None:
+        body = cast("ResponseBody", response.stream)
         headers = response_headers(response.headers.raw, outgoing.added())
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         try:
-            async for chunk in cast("ResponseBody", response.stream):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async for chunk in body:
+                last = body.exhausted
+                await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+                if last:
+                    return
         except httpx.HTTPError as error:
             raise CutStream from error
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -177,13 +183,25 @@ class Forwarder:
                     raise UpstreamUnreachable(retry_after=1) from error
             except httpx.ConnectTimeout as error:
                 raise UpstreamTimeout from error
+            except httpx.LocalProtocolError as error:
+                raise AmbiguousHeader(f"The request cannot be forwarded as one request: {error}.") from error
             except httpx.HTTPError as error:
                 raise UpstreamFailed from error
             await asyncio.sleep(RETRY_PAUSE)
 
     def _request(self, outgoing: Outgoing, listener: Listener) -> httpx.Request:
-        inbound = outgoing.inbound
-        extensions = {"method": inbound.method.encode(), "target": inbound.target, "on_sent": listener.sent}
+        inbound, begun = outgoing.inbound, time.monotonic()
+
+        def on_head(status: int) -> None:
+            listener.head(status, time.monotonic() - begun)
+
+        extensions = {
+            "method": inbound.method.encode(),
+            "target": inbound.target,
+            "on_sent": listener.sent,
+            "on_head": on_head,
+            "on_end": listener.end,
+        }
         return httpx.Request(
             inbound.method, self._url, headers=outgoing.headers, stream=outgoing.stream(), extensions=extensions
         )

@@ -7,10 +7,13 @@ back, and inside it the end of the upstream's body gives it back even earlier.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Protocol
 
 import httpx
+import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.body import Body, Passing, Spool
@@ -23,8 +26,14 @@ from proxy.model_name import NameReader, Undecidable, body_reader
 from proxy.routes import NameIn, Route, match_route
 from proxy.watch import ClientWatch
 
+log = structlog.get_logger("gpu_lease_proxy")
+
 CLIENT_LEFT = 499
 """The code under which a client that left before an answer is counted (nginx's)."""
+
+DISCARD_SECONDS = 2.0
+"""How long a refused client may go on sending. Closing with bytes unread is a reset, which can destroy the answer
+before the client has read it (RFC 9112, section 9.6); clients that read only after sending need this time."""
 
 
 class Accounts(Protocol):
@@ -75,7 +84,7 @@ class Reply:
             (b"server-timing", b"lease;dur=%.1f" % (waited * 1000)),
         ]
 
-    async def refuse(self, error: Refusal) -> None:
+    async def refuse(self, error: Refusal, receive: Receive) -> None:
         """Answer with `error`. A body that was not read closes the connection, for it stands in the way of the next."""
         body = error.body(anthropic=self.anthropic)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -83,7 +92,18 @@ class Reply:
         if self.body_unread:
             headers.append((b"connection", b"close"))
         await self({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.body", "body": body, "more_body": self.body_unread})
+        if self.body_unread:
+            await _discard(receive)
+            await self({"type": "http.response.body", "body": b""})
+
+
+async def _discard(receive: Receive) -> None:
+    """Take what the client still sends, and drop it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while (await receive()).get("more_body"):
+                pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +147,23 @@ class Gateway:
         try:
             await self._serve(read_scope(scope), receive, reply)
         except Refusal as error:
-            self._accounts.refused(error)
-            if reply.status is not None:
-                raise CutStream from error
-            await reply.refuse(error)
+            await self._refuse(error, receive, reply)
         except ClientGone:
             pass
+        except CutStream:
+            raise
+        except Exception:
+            log.exception("internal_error")
+            await self._refuse(Refusal(), receive, reply)
         finally:
             if (what := reply.classification) is not None:
                 self._accounts.answered(what.class_name, what.label, reply.status or CLIENT_LEFT)
+
+    async def _refuse(self, error: Refusal, receive: Receive, reply: Reply) -> None:
+        self._accounts.refused(error)
+        if reply.status is not None:
+            raise CutStream from error
+        await reply.refuse(error, receive)
 
     async def _serve(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
         reply.body_unread = inbound.has(b"transfer-encoding", b"chunked") or bool(inbound.content_length())
@@ -169,9 +197,7 @@ class Gateway:
         if (inbound.content_length() or 0) > self._entrance.max_body:
             raise BodyTooLarge
         with Body(self._entrance.spool) as body:
-            reader = (
-                body_reader(inbound.first(b"content-type"), inbound.query) if route.name_in is NameIn.BODY else None
-            )
+            reader = _reader(route, inbound)
             await body.read(receive, self._entrance.max_body, reader)
             reply.body_unread = False
             what = reply.classification = self._classifier.classify(route, _name(route, reader))

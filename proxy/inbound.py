@@ -8,13 +8,12 @@ it comes through a trusted proxy.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from starlette.types import Scope
 
@@ -68,13 +67,17 @@ class Inbound:
 
 
 def read_scope(scope: Scope) -> Inbound:
-    """The request of an ASGI scope. Raises BadTarget for a target that is no path.
+    """The request of an ASGI scope. Raises BadTarget for a target that is no path, or a host that is not one.
 
     A target in absolute form (RFC 9112, section 3.2.2) is read as llama-swap reads it: its path counts, and its
-    authority takes the place of Host.
+    authority takes the place of Host. Whitespace around a value is no part of it (section 5.1), yet a server may have
+    left it there; `Content-Length: 2 ` must not be read as no length.
     """
     raw_path: bytes = scope["raw_path"]
-    headers: RawHeaders = list(scope["headers"])
+    headers: RawHeaders = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
+        raise BadTarget("A request must have exactly one Host field.")  # RFC 9112, section 3.2
     if not raw_path.startswith(b"/"):
         raw_path, authority = _origin_form(raw_path)
         headers = [(b"host", authority), *((name, value) for name, value in headers if name != b"host")]
@@ -102,7 +105,7 @@ def credential(inbound: Inbound) -> str:
         return value.decode("latin-1")
     if space and scheme.lower() == b"basic":
         try:
-            _, colon, password = base64.b64decode(value, validate=True).partition(b":")
+            _, colon, password = binascii.a2b_base64(value, strict_mode=True).partition(b":")
         except binascii.Error:
             colon = password = b""
         if colon and password:
@@ -111,21 +114,21 @@ def credential(inbound: Inbound) -> str:
 
 
 class Keys:
-    """The configured keys, compared in constant time."""
+    """The configured keys, compared in constant time: by their digests, which are all of one length."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._keys = [key.encode() for key in keys]
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._digests)
 
     def check(self, inbound: Inbound) -> str:
         """A short name for the key that `inbound` carries; raises Unauthorized when it carries none of ours."""
-        given = credential(inbound).encode("latin-1")
-        found = [key for key in self._keys if hmac.compare_digest(key, given)]
+        given = hashlib.sha256(credential(inbound).encode("latin-1")).digest()
+        found = [digest for digest in self._digests if hmac.compare_digest(digest, given)]
         if not found:
             raise Unauthorized
-        return "key-" + hashlib.sha256(found[0]).hexdigest()[:16]
+        return "key-" + given.hex()[:16]
 
 
 class Trust:
@@ -140,6 +143,8 @@ class Trust:
             parsed = ip_address(address)
         except ValueError:
             return False
+        if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped  # how a socket for both families shows an IPv4 peer
         return any(parsed in network for network in self._networks)
 
     def client_address(self, inbound: Inbound) -> str:

@@ -52,6 +52,8 @@ class Ticket:
     client: str
     task: asyncio.Task[object] | None = None
     lease: Lease | None = None
+    behind: tuple[str, ...] = ()
+    """Models that held the GPU when the wait began; empty where there was none."""
     overlong: bool = False
 
     @property
@@ -69,7 +71,7 @@ class Ticket:
 
 
 class Observer(Protocol):
-    """Told of everything that happens to leases; must not block and must not raise."""
+    """Told of everything that happens to leases; must not block. What it raises is logged and goes no further."""
 
     def wait_ended(self, ticket: Ticket, outcome: WaitOutcome, seconds: float) -> None:
         """A ticket was granted, or gave up waiting."""
@@ -175,13 +177,16 @@ class Leases:
 
     def check_gate(self, client: str) -> None:
         """Refuse before one body byte is read: raises Draining, QueueFull or ClientQueueFull."""
-        if self.draining:
-            raise Draining
+        self._check_open()
         self._check_room(client, 1)
 
     def hold(self, classification: Classification, client: str) -> Hold:
         """A context manager that waits for a lease and gives it back."""
         return Hold(self, Ticket(next(self._ids), classification, client))
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Draining
 
     def _check_room(self, client: str, more: int) -> None:
         if self.lock.waiting_count + more > self.bounds.max_queue:
@@ -198,8 +203,7 @@ class Leases:
 
         Raises Draining, QueueFull, ClientQueueFull, QueueTimeout, or what cancelled the wait.
         """
-        if self.draining:
-            raise Draining
+        self._check_open()
         ticket.task = asyncio.current_task()
         what = ticket.classification
         claim = Claim(what.mode, what.units, frozenset((what.model,)))
@@ -225,12 +229,13 @@ class Leases:
 
     async def _wait(self, ticket: Ticket, lease: Lease) -> None:
         self._waiting_of[ticket.client] += 1
-        blockers = sorted({holder.model for holder in self._holders()}) or ["a load under way"]
+        ticket.behind = tuple(sorted({holder.model for holder in self._holders()})) or ("a load under way",)
         max_wait = self.bounds.max_wait(ticket.class_name)
         timer = asyncio.get_running_loop().call_later(max_wait, self._time_out, lease)
         try:
             self._check_room(ticket.client, 0)
             await lease.wait()
+            self._check_open()  # it may have been granted only because those before it were refused
         except BaseException:
             lease.release()
             raise
@@ -239,10 +244,6 @@ class Leases:
             self._waiting_of[ticket.client] -= 1
             if not self._waiting_of[ticket.client]:
                 del self._waiting_of[ticket.client]
-        if ticket.waited >= self.bounds.slow_wait_log:
-            what = ticket.classification
-            seconds = round(ticket.waited, 3)
-            log.info("slow_wait", cls=what.class_name, model=what.model, seconds=seconds, held_by=blockers)
 
     def _time_out(self, lease: Lease) -> None:
         lease.refuse(QueueTimeout(retry_after=self.retry_after()))
@@ -250,15 +251,18 @@ class Leases:
     def _wait_ended(self, ticket: Ticket, lease: Lease, outcome: WaitOutcome) -> None:
         until = lease.granted if outcome == "granted" else lease.ended
         seconds = (until if until is not None else self._clock()) - lease.arrived
-        for observer in self._observers:
-            observer.wait_ended(ticket, outcome, seconds)
+        what = ticket.classification
+        if ticket.behind and seconds >= self.bounds.slow_wait_log:
+            names = {"cls": what.class_name, "model": what.model, "held_by": list(ticket.behind)}
+            log.info("slow_wait", seconds=round(seconds, 3), outcome=outcome, **names)
+        self._tell(lambda observer: observer.wait_ended(ticket, outcome, seconds))
         if outcome != "granted":
+            self._note_drained()
             return
         if lease.stops:
-            for observer in self._observers:
-                observer.swap()
+            self._tell(lambda observer: observer.swap())
         if len(self._turn_models) < TURN_MODELS_SHOWN and lease.turn is self.lock.turn:
-            self._turn_models.add(ticket.classification.model)
+            self._turn_models.add(what.model)
 
     def ended(self, ticket: Ticket) -> None:
         """Tell the observers of a lease that was just released."""
@@ -266,8 +270,16 @@ class Leases:
         if lease is None or lease.granted is None or lease.ended is None:
             return
         self._note_drained()
+        seconds = lease.ended - lease.granted
+        self._tell(lambda observer: observer.lease_ended(ticket, seconds))
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        """Tell all observers. Called inside grants and releases, which no observer may spoil."""
         for observer in self._observers:
-            observer.lease_ended(ticket, lease.ended - lease.granted)
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("observer_failed")
 
     def _note_drained(self) -> None:
         if self.draining and not self.lock.held:
@@ -284,39 +296,40 @@ class Leases:
 
     def sweep(self) -> None:
         """Take back leases whose task has ended, and report those held for too long. Run about every second."""
-        now = self._clock()
-        for lease in self.lock.held:
-            ticket = lease.owner
-            if not isinstance(ticket, Ticket):
-                continue
-            if ticket.task is not None and ticket.task.done():
-                lease.release()
-                log.error("orphan_freed", cls=ticket.class_name, model=ticket.classification.model)
-                for observer in self._observers:
-                    observer.orphan_freed()
-                self.ended(ticket)
-            elif lease.granted is not None and not ticket.overlong:
-                self._check_hold(ticket, now - lease.granted)
+        for ticket in list(_tickets(self.lock.held)):
+            try:
+                self._check(ticket)
+            except Exception:
+                log.exception("sweep_failed", cls=ticket.class_name)
+
+    def _check(self, ticket: Ticket) -> None:
+        lease = ticket.lease
+        if lease is None or lease.granted is None:
+            return
+        if ticket.task is not None and ticket.task.done():
+            lease.release()
+            log.error("orphan_freed", cls=ticket.class_name, model=ticket.classification.model)
+            self._tell(lambda observer: observer.orphan_freed())
+            self.ended(ticket)
+        elif not ticket.overlong:
+            self._check_hold(ticket, self._clock() - lease.granted)
 
     def _check_hold(self, ticket: Ticket, held: float) -> None:
         if self.bounds.max_hold is None or held <= self.bounds.max_hold:
             return
         ticket.overlong = True
         log.warning("overlong_hold", cls=ticket.class_name, model=ticket.classification.model, seconds=round(held, 1))
-        for observer in self._observers:
-            observer.hold_overlong(ticket.class_name)
+        self._tell(lambda observer: observer.hold_overlong(ticket.class_name))
 
     def _on_turn(self, turn: Turn) -> None:
         now = self._clock()
         if self._turn is not None:
-            before, class_name = self._turn
-            for observer in self._observers:
-                observer.turn_ended(class_name, now - before.begun)
-        class_name = turn.begun_by.class_name if isinstance(turn.begun_by, Ticket) else ""
-        self._turn = (turn, class_name)
+            before, ended = self._turn
+            self._tell(lambda observer: observer.turn_ended(ended, now - before.begun))
+        begun = turn.begun_by.class_name if isinstance(turn.begun_by, Ticket) else ""
+        self._turn = (turn, begun)
         self._turn_models = set()
-        for observer in self._observers:
-            observer.turn_begun(class_name)
+        self._tell(lambda observer: observer.turn_begun(begun))
 
     # -- looking on
 

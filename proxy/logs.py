@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from typing import Literal
@@ -43,5 +44,5 @@ def configure(log_format: Literal["plain", "json"]) -> None:
 
 
 def _expected(record: logging.LogRecord) -> bool:
-    """Drop the traceback that the server prints for a stream that was cut on purpose."""
-    return not (record.exc_info and isinstance(record.exc_info[1], CutStream))
+    """Drop the traceback that the server prints for what was cut on purpose: a stream, or all at the end."""
+    return not (record.exc_info and isinstance(record.exc_info[1], CutStream | asyncio.CancelledError))

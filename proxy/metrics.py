@@ -12,7 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -35,6 +44,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.class_names = class_names
         self._wall, self._clock = wall, clock
+        # In the plain format the time of creation would be one more gauge beside each of the others.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._turn_seconds = dict.fromkeys(class_names, 0.0)
         self._define_waits()
         self._define_exchanges()
@@ -83,11 +94,20 @@ class Metrics:
         self.exchanges = Counter(
             "gpu_lease_exchanges", "How exchanges with llama-swap ended.", ("class", "outcome"), registry=reg
         )
+        self.incomplete_streams = Counter(
+            "gpu_lease_incomplete_streams",
+            "Event streams that ended well on the wire but without their last event.",
+            ("class",),
+            registry=reg,
+        )
         self.rejected = Counter(
             "gpu_lease_rejected", "Requests that the proxy refused by itself, by error code.", ("reason",), registry=reg
         )
         self.upstream_up = Gauge(
-            "gpu_lease_upstream_up", "1 when llama-swap answered its last health check.", registry=reg
+            "gpu_lease_upstream_up", "Whether llama-swap answered its last health check: 1 or 0.", registry=reg
+        )
+        self.load_seconds = Gauge(
+            "gpu_lease_load_seconds", "How long the last load of a model took.", ("model",), registry=reg
         )
         Info("gpu_lease_build", "The version of the proxy.", registry=reg).info({"version": __version__})
 
@@ -99,9 +119,9 @@ class Metrics:
                 self.exchanges.labels(name, outcome)
             for metric in (self.hold, self.first_byte):
                 metric.labels(name)
-            for counter in (self.turns, self.overlong):
+            for counter in (self.turns, self.overlong, self.incomplete_streams):
                 counter.labels(name)
-        for error in _leaves(Refusal):
+        for error in _with_codes(Refusal):
             self.rejected.labels(error.code)
 
     # -- observer of leases
@@ -202,9 +222,9 @@ class _Gauges(Collector):
         return family
 
 
-def _leaves(error: type[Refusal]) -> Iterator[type[Refusal]]:
-    """The errors below `error` that have a code of their own."""
+def _with_codes(error: type[Refusal]) -> Iterator[type[Refusal]]:
+    """`error` and the errors below it, where they have a code of their own."""
+    if "code" in vars(error):
+        yield error
     for child in error.__subclasses__():
-        if "code" in vars(child):
-            yield child
-        yield from _leaves(child)
+        yield from _with_codes(child)

@@ -12,12 +12,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.errors import RouteNotFound
+from proxy.errors import PageNotFound, Refusal
 from proxy.lease import HolderView, Leases, TurnView, WaiterView
 
 
-def make_pages(leases: Leases, registry: CollectorRegistry, upstream_fresh: Callable[[], bool]) -> Starlette:
-    """The application that serves them. Keys have been checked before."""
+def make_pages(
+    leases: Leases,
+    registry: CollectorRegistry,
+    upstream_fresh: Callable[[], bool],
+    refused: Callable[[Refusal], None],
+) -> Starlette:
+    """The application that serves them; `refused` counts what it does not have. Keys have been checked before."""
 
     async def healthz(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -35,7 +40,8 @@ def make_pages(leases: Leases, registry: CollectorRegistry, upstream_fresh: Call
         return Response(encode(registry), headers={"content-type": content_type})
 
     async def not_found(request: Request, error: Exception) -> Response:
-        refusal = RouteNotFound()
+        refusal = PageNotFound()
+        refused(refusal)
         return Response(refusal.body(), refusal.status, media_type="application/json")
 
     routes = [

@@ -2,8 +2,9 @@
 
 R is a belief, kept from what the lock grants and corrected by what llama-swap reports. A grant makes it
 `(R - evict) + units`; it never loses a unit of a held lease. When a lease ends while it is still loading, or its
-upstream fails, nobody knows what is loaded: its units leave R, and R is *uncertain* until a report that was asked
-for afterwards arrives while nothing is loading. Only units that are in use already may join a doubtful R.
+upstream fails, nobody knows what is loaded: its units leave R with it, and R is *uncertain* until a report that was
+asked for afterwards arrives while nothing is loading and no failed lease is held. Only units that are in use already
+may join a doubtful R, and only of those that have answered, the *proved* ones, is it known that they need no load.
 
 One load at a time belongs to it: two loads under way at once can each stop the other's model inside llama-swap,
 which was measured as requests queued there although each grant alone was right.
@@ -27,6 +28,9 @@ class Residency:
         self.uncertain = False
         self.in_use: Counter[str] = Counter()
         self.loading = 0
+        self.failed = 0
+        self.proved: frozenset[str] = NOTHING
+        """Units in use that have answered: they are loaded, whatever else is in doubt."""
         self._clock = clock
         self._changed = float("-inf")
 
@@ -34,9 +38,17 @@ class Residency:
         """Whether no load is needed to serve `units`."""
         return units <= self.resident
 
-    def evicts(self, units: frozenset[str], also: frozenset[str] = NOTHING) -> frozenset[str]:
-        """What llama-swap stops of R, and of `also` if it were resident, to serve `units`."""
-        return evict_all(self.router, units, self.resident | also)
+    def evicts(self, units: frozenset[str]) -> frozenset[str]:
+        """What llama-swap stops of R to serve `units`."""
+        return evict_all(self.router, units, self.resident)
+
+    def spares(self, units: frozenset[str], turn: frozenset[str]) -> bool:
+        """Whether loading `units` would stop nothing of `turn`, were all of that resident beside R.
+
+        Loading: llama-swap's matrix stops nothing for a model that is resident, so one that a report put into R
+        would slip into a turn that it cannot share.
+        """
+        return turn.isdisjoint(evict_all(self.router, units, (self.resident | turn) - units))
 
     def may_join(self, units: frozenset[str]) -> bool:
         """Whether `units` can be served beside everything in use: no unit in use stops, one load, no doubt."""
@@ -48,8 +60,8 @@ class Residency:
         return in_use.isdisjoint(self.evicts(units))
 
     def enter(self, units: frozenset[str]) -> tuple[bool, frozenset[str]]:
-        """A grant for `units`: returns whether it needs a load, and what it makes llama-swap stop."""
-        cold, stops = not self.holds(units), self.evicts(units)
+        """A grant for `units`: returns whether it may need a load, and what it makes llama-swap stop."""
+        cold, stops = not units <= (self.proved if self.uncertain else self.resident), self.evicts(units)
         self.in_use.update(units)
         self.loading += 1
         if cold or stops:
@@ -57,31 +69,53 @@ class Residency:
             self._changed = self._clock()
         return cold, stops
 
+    def answered(self, units: frozenset[str]) -> None:
+        """A lease on `units` was answered: they are loaded for as long as they are in use."""
+        self.proved |= units
+
+    def load_again(self) -> None:
+        """A lease that had finished loading, or never needed to, may be loading now."""
+        self.loading += 1
+
     def settle(self, *, moved: bool) -> None:
         """A lease has finished loading; `moved` says that it changed what is resident."""
         self.loading -= 1
         if moved:
             self._changed = self._clock()
 
-    def leave(self, units: frozenset[str], *, in_doubt: bool) -> None:
-        """A lease on `units` ended; `in_doubt`: while it was loading, or after its upstream failed."""
-        subtract(self.in_use, units)
-        if in_doubt:
-            self.resident -= units - self.in_use.keys()
-            self.doubt()
+    def fail(self, units: frozenset[str]) -> None:
+        """The upstream of a held lease failed: R is in doubt, and no report helps until that lease has ended."""
+        self.failed += 1
+        self.proved -= units
+        self._doubt()
 
-    def doubt(self) -> None:
-        """Nobody knows what is loaded, until a report that is asked for after this."""
-        self.uncertain = True
-        self._changed = self._clock()
+    def leave(self, units: frozenset[str], *, loading: bool, failed: bool) -> None:
+        """A lease on `units` ended, perhaps while it was still loading, or after its upstream failed."""
+        subtract(self.in_use, units)
+        self.proved = self.proved.intersection(self.in_use)
+        self.loading -= loading
+        self.failed -= failed
+        if loading or failed:
+            self.resident -= units - self.in_use.keys()
+            self._doubt()
+
+    def forget(self) -> None:
+        """llama-swap stopped every model: only what is in use may be there still, until a report says what is."""
+        self.resident = frozenset(self.in_use)
+        self.proved = NOTHING
+        self._doubt()
 
     def report(self, resident: AbstractSet[str], *, asked: float) -> bool:
-        """Take llama-swap's word, `asked` for at that time, for R; False where the word is stale or loads are on."""
-        if self.loading or asked <= self._changed:
+        """Take llama-swap's word, `asked` for at that time, for R; False where it is stale or may not last."""
+        if self.loading or self.failed or asked <= self._changed:
             return False
         self.uncertain = False
-        self.resident = frozenset(resident) | self.in_use.keys()
+        self.resident = frozenset(resident).union(self.in_use)
         return True
+
+    def _doubt(self) -> None:
+        self.uncertain = True
+        self._changed = self._clock()
 
 
 def subtract(counter: Counter[str], names: AbstractSet[str]) -> None:

@@ -16,7 +16,7 @@ not in capitals (the client would send it in capitals), CONNECT, control charact
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import unquote_to_bytes
 
@@ -47,7 +47,7 @@ class Route:
     class_hint: str | None = None
     anthropic: bool = False
     keyless: bool = False
-    path: str = ""
+    rest: str = field(default="", compare=False)
 
 
 COMFYUI_MODEL = "comfyui_auto"
@@ -144,6 +144,6 @@ def _under_upstream(rest: str) -> Route:
     parts = [part for part in rest.split("/") if part]
     loads = len(parts) > 1 or (len(parts) == 1 and rest.endswith("/"))
     if not loads or rest.endswith(_IGNORED):
-        return _PASS_ANTHROPIC if anthropic else PASS
+        return Route(NameIn.NOWHERE, anthropic=anthropic, rest=rest)
     hint = next((hint for path, hint in _BODY_ROUTES.items() if hint and rest.endswith(path)), None)
-    return Route(NameIn.PATH, name=parts[0], class_hint=hint, anthropic=anthropic, path="/".join(parts))
+    return Route(NameIn.PATH, name=parts[0], class_hint=hint, anthropic=anthropic, rest=rest)

@@ -45,11 +45,19 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may pass whom. `switch_after` and `max_turn` are seconds and matter under `batch` only."""
+    """Who may pass whom. `switch_after` and `max_turn` are seconds and matter under `batch` only.
+
+    Where there are `windows`, they give both, for the units of a turn and those of the first waiter of another one.
+    """
 
     kind: Literal["batch", "fifo"] = "batch"
     switch_after: float = 30.0
     max_turn: float = 90.0
+    windows: Callable[[AbstractSet[str], AbstractSet[str]], tuple[float, float]] | None = None
+
+    def window(self, turn: AbstractSet[str], other: AbstractSet[str]) -> tuple[float, float]:
+        """(switch_after, max_turn) for a turn with these units, while that other waits."""
+        return (self.switch_after, self.max_turn) if self.windows is None else self.windows(turn, other)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +71,7 @@ class Turn:
     first_number: int
     """Arrivals with a smaller number were queued when the turn began."""
     loaded: float | None = None
+    """When what it began with was there; at most `max_turn` after the begin."""
 
 
 class Lease:
@@ -73,6 +82,7 @@ class Lease:
 
     __slots__ = (
         "_lock",
+        "_refusal",
         "_wake",
         "arrived",
         "claim",
@@ -80,6 +90,7 @@ class Lease:
         "ended",
         "failed",
         "granted",
+        "heard",
         "key",
         "loading",
         "number",
@@ -91,6 +102,7 @@ class Lease:
     def __init__(self, lock: FairRWLock, claim: Claim, owner: object, number: int, arrived: float) -> None:
         self._lock = lock
         self._wake: asyncio.Future[None] | None = None
+        self._refusal: Exception | None = None
         self.claim = claim
         self.owner = owner
         self.number = self.key = number
@@ -102,6 +114,7 @@ class Lease:
         self.cold = False
         self.loading = False
         self.failed = False
+        self.heard = False
 
     def __repr__(self) -> str:
         state = "ended" if self.ended is not None else "held" if self.held else "waiting"
@@ -120,16 +133,17 @@ class Lease:
     async def wait(self) -> None:
         """Return once granted. A cancellation, also one in the tick of the grant, leaves nothing held.
 
-        Raises what `refuse` was given.
+        Raises what `refuse` was given, and RuntimeError where the lease was released before this returned.
         """
-        if self.granted is not None:
-            return
-        self._wake = asyncio.get_running_loop().create_future()
-        try:
-            await self._wake
-        except BaseException:
-            self.release()
-            raise
+        if self.waiting:
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake
+            except BaseException:
+                self.release()
+                raise
+        if not self.held:
+            raise self._refusal or RuntimeError("the lease was released before its wait was over")
 
     def release(self) -> None:
         """Give the lease back, or leave the queue. Synchronous, idempotent, valid from any task."""
@@ -139,26 +153,25 @@ class Lease:
     def refuse(self, error: Exception) -> None:
         """Take a waiter out of the queue and raise `error` where it waits; nothing happens to one already granted."""
         if self.waiting:
+            self._refusal = error
             self.release()
-            if self._wake is not None and not self._wake.done():
-                self._wake.set_exception(error)
 
     def sent(self) -> None:
         """The request has been sent whole: one that needed no load and stops nothing no longer counts as loading."""
         if not self.cold and not self.stops:
-            self._lock._settle(self, turn_loaded=False)
+            self._lock._settle(self, heard=False)
 
     def answered(self) -> None:
         """The upstream's head below 500 has arrived, or its model was reported ready: what it needed is loaded."""
-        self._lock._settle(self, turn_loaded=True)
+        self._lock._settle(self, heard=True)
 
     def fail(self) -> None:
         """The upstream failed (500 and above, or no answer): its models count as resident only until the release."""
-        if self.held:
+        if self.held and not self.failed:
             self._lock._fail(self)
 
     def wake(self) -> None:
-        """Called by the lock once the lease is held."""
+        """Called once the lease is held, or has ended: nobody may sleep on a lease that left the queue."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
@@ -180,7 +193,8 @@ class _Lane:
 class FairRWLock:
     """The lock. All methods are synchronous and must be called from the event loop's thread.
 
-    `slots` gives the number of requests a model may have upstream at once; `on_turn` is told of every new turn.
+    `slots` gives the number of requests a model may have upstream at once; `on_turn` is told of every new turn, and
+    `on_first_answer` of the first answer of a turn that had to load, with the seconds since that lease's grant.
     """
 
     def __init__(
@@ -191,10 +205,11 @@ class FairRWLock:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_turn: Callable[[Turn], None] = lambda turn: None,
+        on_first_answer: Callable[[Lease, float], None] = lambda lease, seconds: None,
     ) -> None:
         self._residency = Residency(router, clock)
         self._slots, self._policy = slots, policy
-        self._clock, self._on_turn = clock, on_turn
+        self._clock, self._on_turn, self._on_first_answer = clock, on_turn, on_first_answer
         self._next_number = 0
         self._waiting = self._writers = 0
         self._lanes: dict[Claim, _Lane] = {}
@@ -254,38 +269,75 @@ class FairRWLock:
 
     def report(self, resident: AbstractSet[str], *, asked: float) -> None:
         """What llama-swap says is resident, `asked` for at that time of the lock's clock."""
-        if self._residency.report(resident, asked=asked):
-            self._grant()
+        if not self._residency.report(resident, asked=asked):
+            return
+        if self._turn is not None and not self._residency.holds(self._turn.units):
+            self._turn.loaded = None  # something of it was unloaded behind our back: its next answer will tell
+        self._grant()
 
-    def reconfigure(self, router: Router, slots: Callable[[str], int], policy: Policy) -> None:
-        """Use a new rule from now on; held leases and the queue live on."""
+    def ready(self, unit: str, *, since: float) -> None:
+        """llama-swap reports that a load of `unit`, which began after `since`, is done."""
+        for lease in self.held:
+            loading = lease.loading and lease.cold and unit in lease.claim.units
+            if loading and lease.granted is not None and lease.granted <= since:
+                lease.answered()
+
+    def reconfigure(
+        self, router: Router, slots: Callable[[str], int], policy: Policy, *, restarted: bool = False
+    ) -> None:
+        """Use a new rule; held leases and the queue live on. `restarted`: llama-swap has stopped every model."""
         self._residency.router, self._slots, self._policy = router, slots, policy
+        if restarted:
+            self._residency.forget()
         self._grant()
 
     def _end(self, lease: Lease) -> None:
         lease.ended = self._clock()
         if lease.granted is None:
             self._leave_queue(lease)
+            lease.wake()
         else:
             self._leave_holders(lease)
         self._grant()
 
     def _fail(self, lease: Lease) -> None:
-        lease.failed = True
+        lease.failed = lease.heard = True
         if lease.turn is not None:
-            self._residency.doubt()
-        self._settle(lease, turn_loaded=True)
+            self._residency.fail(lease.claim.units)
+            self._lose_load(lease)
+        self._settle(lease, heard=True)
 
-    def _settle(self, lease: Lease, *, turn_loaded: bool) -> None:
+    def _settle(self, lease: Lease, *, heard: bool) -> None:
         turn = lease.turn
         if not lease.held or turn is None:
             return
-        if turn_loaded and turn.loaded is None:
-            turn.loaded = min(self._clock(), turn.begun + self._policy.max_turn)
+        if heard:
+            lease.heard = True
+            self._note_loaded(lease, turn)
+            if not lease.failed:
+                self._residency.answered(lease.claim.units)
         if lease.loading:
             lease.loading = False
             self._residency.settle(moved=lease.cold or bool(lease.stops))
         self._grant()
+
+    def _note_loaded(self, lease: Lease, turn: Turn) -> None:
+        """The first word of a lease of this turn: until then the turn was loading."""
+        now = self._clock()
+        if turn.loaded is None:
+            turn.loaded = min(now, turn.begun + self._policy.window(turn.units, NOTHING)[1])
+            if lease.cold and not lease.failed and lease.granted is not None:
+                self._on_first_answer(lease, now - lease.granted)
+
+    def _lose_load(self, lost: Lease) -> None:
+        """The load of `lost` may not come: whoever of the same units was not answered yet may be loading them now."""
+        units = lost.claim.units - self._residency.proved
+        for lease in self._held.values():
+            if lease.turn is not None and not lease.heard and not units.isdisjoint(lease.claim.units):
+                lease.cold = True
+                if not lease.loading:
+                    lease.loading = True
+                    self._residency.load_again()
 
     # -- bookkeeping
 
@@ -311,10 +363,10 @@ class FairRWLock:
         if lease.turn is None:
             return
         self._writers -= lease.claim.mode == "write"
+        self._residency.leave(lease.claim.units, loading=lease.loading, failed=lease.failed)
         if lease.loading:
-            self._residency.settle(moved=True)
-        self._residency.leave(lease.claim.units, in_doubt=lease.loading or lease.failed)
-        lease.loading = False
+            lease.loading = False
+            self._lose_load(lease)
 
     def _give(self, lease: Lease, turn: Turn | None) -> None:
         """Make `lease` a holder inside `turn` (None for mode none), and only then wake it."""
@@ -334,12 +386,17 @@ class FairRWLock:
 
     def _grant(self) -> None:
         """Give whatever may be given. Runs after every event; the only place where anything is granted."""
-        for lane in list(self._free_lanes.values()):
-            while lane.waiters and self._free(lane.claim):
-                self._give(lane.head, None)
+        while self._free_lanes and self._step_free():
+            pass
         step = self._step_batch if self._policy.kind == "batch" else self._step_fifo
         while self._lanes and step():
             pass
+
+    def _step_free(self) -> bool:
+        ready = [lane.head for lane in self._free_lanes.values() if self._free(lane.claim)]
+        if ready:
+            self._give(min(ready, key=_key), None)
+        return bool(ready)
 
     def _step_fifo(self) -> bool:
         head = min((lane.head for lane in self._lanes.values()), key=_key)
@@ -358,11 +415,12 @@ class FairRWLock:
         ours, other = self._split(turn)
         if other is None:
             return self._give_first(ours, turn)
-        now, policy = self._clock(), self._policy
-        loaded = turn.loaded if turn.loaded is not None else min(now, turn.begun + policy.max_turn)
+        now = self._clock()
+        switch_after, max_turn = self._policy.window(turn.units, other.claim.units)
+        loaded = min(now if turn.loaded is None else turn.loaded, turn.begun + max_turn)
         since = max(loaded, other.arrived)
-        if now < since + policy.max_turn:
-            mine = [lease for lease in ours if self._may_pass(lease, other, turn, since + policy.switch_after)]
+        if now < since + max_turn:
+            mine = [lease for lease in ours if self._may_pass(lease, other, turn, since + switch_after)]
             if self._give_first(mine, turn):
                 return True
             if mine and mine[0].key < other.key:
@@ -434,7 +492,7 @@ class FairRWLock:
 
     def _in_turn(self, claim: Claim, turn: Turn) -> bool:
         """Whether `turn` can take a grant for `claim` without a swap of its own models."""
-        return turn.mode == claim.mode and turn.units.isdisjoint(self._residency.evicts(claim.units, turn.units))
+        return turn.mode == claim.mode and self._residency.spares(claim.units, turn.units)
 
 
 def _key(lease: Lease) -> int:

@@ -9,16 +9,22 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import uvicorn
+
+from proxy.app import App
+from proxy.server import LINGER_SECONDS, Server
+from proxy.settings import Settings
 
 CHAT = {"model": "chat-a", "stream": True, "messages": [{"role": "user", "content": "x"}]}
 TTS = {"model": "tts-a", "input": "x", "voice": "v"}
@@ -66,6 +72,10 @@ class Upstream:
         self.seen: list[Seen] = []
         self.connections = 0
         self.open_in_use = 0
+        self.heads: list[bytes] = []
+        self.reads_bodies = asyncio.Event()
+        """Clear it and nothing is read beyond a request's head; the socket's own buffers are small."""
+        self.reads_bodies.set()
         self._free = asyncio.Event()
         self._free.set()
         self._arrival = asyncio.Condition()
@@ -108,6 +118,11 @@ class Upstream:
         async with asyncio.timeout(within), self._arrival:
             await self._arrival.wait_for(lambda: predicate(self.seen))
 
+    async def wait_for_head(self, target: bytes, within: float = 5.0) -> None:
+        """Return once the head of a request for `target` has come, whether or not its body is read."""
+        async with asyncio.timeout(within), self._arrival:
+            await self._arrival.wait_for(lambda: any(head.split(b" ")[1] == target for head in self.heads))
+
     async def quiet(self, within: float) -> None:
         """Return once no request is being answered."""
         async with asyncio.timeout(within):
@@ -149,14 +164,25 @@ class Upstream:
             if not self.open_in_use:
                 self._free.set()
 
+    async def _hold_back(self, head: bytes, reader: asyncio.StreamReader) -> None:
+        self.heads.append(head)
+        async with self._arrival:
+            self._arrival.notify_all()
+        transport = reader._transport  # type: ignore[attr-defined]
+        transport.pause_reading()
+        await self.reads_bodies.wait()
+        transport.resume_reading()
+
     async def _read(self, reader: asyncio.StreamReader, number: int) -> Seen | None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return None
         seen = Seen(head, b"", time.monotonic(), number)
+        if not self.reads_bodies.is_set() and seen.target != b"/health":
+            await self._hold_back(head, reader)
         fields = {name.lower(): value for name, value in seen.headers}
-        if b"chunked" in fields.get(b"transfer-encoding", b""):
+        if b"chunked" in fields.get(b"transfer-encoding", b"").lower():
             while size := int(await reader.readline(), 16):
                 seen.body += (await reader.readexactly(size + 2))[:-2]
             await reader.readline()
@@ -249,6 +275,36 @@ def hang(seconds: float = 30.0, then: Script | None = None) -> Script:
     return script
 
 
+def after(event: asyncio.Event, then: Script | None = None) -> Script:
+    """No byte until `event` is set, then `then`; ends at once when the peer closes."""
+
+    async def script(seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        watcher = asyncio.create_task(watch_close(seen, reader))
+        opened, gone = asyncio.create_task(event.wait()), asyncio.create_task(seen.closed.wait())
+        try:
+            await asyncio.wait((opened, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not event.is_set():
+                raise ConnectionResetError
+        finally:
+            for task in (watcher, opened, gone):
+                task.cancel()
+            await asyncio.gather(watcher, opened, gone, return_exceptions=True)
+        await (then or answer())(seen, reader, writer)
+
+    return script
+
+
+def begun(end: asyncio.Event) -> Script:
+    """A stream whose head and first event come at once, and whose end comes when `end` is set."""
+    rest = after(end, raw(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n", close=False))
+
+    async def script(seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE + chunk(event(0)))
+        await rest(seen, reader, writer)
+
+    return script
+
+
 def raw(data: bytes, *, close: bool = True, reset: bool = False) -> Script:
     """These bytes, then a close (or a reset)."""
 
@@ -283,6 +339,7 @@ class Proxy:
         self.process: asyncio.subprocess.Process | None = None
         self.log: list[dict[str, Any]] = []
         self.lines: list[str] = []
+        self._logged = asyncio.Condition()
         self._started = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
@@ -313,6 +370,8 @@ class Proxy:
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 self.log.append(entry)
+                async with self._logged:
+                    self._logged.notify_all()
                 if entry.get("event") == "listening":
                     self.url = entry["url"]
                     self._started.set()
@@ -340,6 +399,26 @@ class Proxy:
         await self._reader
         return code
 
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def exit_code(self, within: float = 5.0) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self.process is not None
+        assert self._reader is not None
+        async with asyncio.timeout(within):
+            code = await self.process.wait()
+            await self._reader
+        return code
+
+    async def logged(self, event: str, within: float = 5.0) -> dict[str, Any]:
+        """The first log line of that event, once it is there."""
+        async with asyncio.timeout(within), self._logged:
+            await self._logged.wait_for(lambda: any(entry.get("event") == event for entry in self.log))
+        return next(entry for entry in self.log if entry.get("event") == event)
+
     async def queue(self) -> dict[str, Any]:
         """`/-/queue`."""
         response = await self.client.get("/-/queue")
@@ -365,6 +444,15 @@ class Proxy:
                     return queue
                 await asyncio.sleep(0.01)
 
+    async def until_all(self, count: int, within: float = 5.0) -> dict[str, Any]:
+        """The queue once that many requests wait or hold."""
+        async with asyncio.timeout(within):
+            while True:
+                queue = await self.queue()
+                if len(queue["waiters"]) + len(queue["holders"]) == count:
+                    return queue
+                await asyncio.sleep(0.01)
+
     async def drained(self, upstream: Upstream | None = None) -> None:
         """The invariant after every case: nothing held, nothing waiting, nothing open upstream, and both classes work.
 
@@ -384,11 +472,116 @@ class Proxy:
             assert response.status_code == 200, response.text
 
 
+class InProcess:
+    """The application under its own server in this very loop: to put faults in, and to look at the lock itself.
+
+    `signal` is what SIGTERM would do; the signals of the test process are left alone.
+    """
+
+    def __init__(self, upstream: str, **settings: object) -> None:
+        self.settings = Settings.model_validate({"upstream_url": upstream, "listen_port": 0, **settings})
+
+    async def __aenter__(self) -> Self:
+        self.app = App(self.settings)
+        config = uvicorn.Config(
+            self.app,
+            http=self.settings.http_parser,
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            proxy_headers=False,
+        )
+        config.timeout_graceful_shutdown = LINGER_SECONDS  # type: ignore[assignment]
+        started = asyncio.Event()
+        self.server = _Unsignalled(config, self.app, self.settings.shutdown_grace, started.set)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = listener.getsockname()[1]
+        self._task = asyncio.create_task(self.server.serve(sockets=[listener]))
+        async with asyncio.timeout(5):
+            await started.wait()
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=30, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.client.aclose()
+        for task in self.server.server_state.tasks:
+            task.cancel()
+        await asyncio.gather(*self.server.server_state.tasks, return_exceptions=True)
+        self.server.should_exit = True
+        await self._task
+
+    def signal(self) -> None:
+        """What the server does at a signal."""
+        self.server._on_signal()
+
+    async def ended(self, within: float = 5.0) -> None:
+        """Return once the server has ended by itself."""
+        async with asyncio.timeout(within):
+            await asyncio.shield(self._task)
+            await asyncio.gather(*self.server.server_state.tasks, return_exceptions=True)
+
+    async def idle(self, within: float = 2.0) -> None:
+        """The invariant after every case, read from the inside: no lease, no waiter, no count and no byte is left."""
+        leases, lock = self.app.leases, self.app.leases.lock
+        await self.until(lambda: not lock.held and not lock.waiting, within)
+        residency, spool = lock._residency, self.app._entrance.spool
+        await self.until(lambda: not spool.used, within)
+        assert not lock._slots_in_use
+        assert not lock._lanes
+        assert not lock._free_lanes
+        assert (lock.waiting_count, lock._writers, residency.loading) == (0, 0, 0)
+        assert not residency.in_use
+        assert not leases._waiting_of
+
+    async def cut(self, within: float = 5.0) -> None:
+        """Return once the server has ended, and its loop as far as its own tasks go."""
+        async with asyncio.timeout(within):
+            await asyncio.shield(self._task)
+            for task in self.server.server_state.tasks:
+                task.cancel()
+            await asyncio.gather(*self.server.server_state.tasks, return_exceptions=True)
+
+    def metric(self, series: str, **labels: str) -> float:
+        """The value of one series."""
+        found = self.app.metrics.registry.get_sample_value(series, labels)
+        assert found is not None, f"no series {series} {labels}"
+        return found
+
+    async def until(self, true: Callable[[], bool], within: float = 5.0) -> None:
+        """Return once `true` is."""
+        async with asyncio.timeout(within):
+            while not true():  # noqa: ASYNC110 - the lock's state has no event for every question
+                await asyncio.sleep(0.002)
+
+
+class _Unsignalled(Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
 # -- raw clients
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a raw client got; the names of fields are in lower case, and of equal ones the last counts."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
 
 
 class RawClient:
@@ -433,6 +626,20 @@ class RawClient:
         """The response head."""
         async with asyncio.timeout(within):
             return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def answer(self, within: float = 5.0) -> Answer:
+        """A whole answer that has a Content-Length, or ends with its connection."""
+        async with asyncio.timeout(within):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = (line.partition(":") for line in lines[1:-2])
+            headers = {name.lower(): value.strip() for name, _, value in pairs}
+            length = headers.get("content-length")
+            body = await (self.reader.read() if length is None else self.reader.readexactly(int(length)))
+        return Answer(int(lines[0].split(" ")[1]), headers, body)
+
+    async def rest_of_chunks(self, within: float = 5.0) -> bytes:
+        """Everything up to the last chunk of a chunked body."""
+        return await self.until(b"\r\n0\r\n\r\n", within)
 
     async def rest(self, within: float = 5.0) -> bytes:
         """Everything until the connection ends, also when it is reset."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -114,6 +115,29 @@ def test_one_worker_may_be_asked_for(
     assert len(served) == 1
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_broken_llama_swap_configuration_is_one_line_for_each_mistake_and_exit_code_2(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "llama-swap.yaml"
+    path.write_text(
+        "apiKeys: ['hunter2', 'two words']\n"
+        "models: {a: {aliases: [x]}, b: {aliases: [x]}}\n"
+        "groups: {g: {members: [a, nobody]}}\n"
+        "selectors: {s: {strategy: best, targets: [a]}}\n"
+    )
+    monkeypatch.setenv("GPU_LEASE_LLAMA_SWAP_CONFIG", str(path))
+    monkeypatch.setenv("GPU_LEASE_UPSTREAM_URL", "http://gpu:8080")
+    monkeypatch.setattr(asyncio, "run", lambda task: task.close())  # nothing is to be served
+    assert main([command]) == 2
+    captured = capsys.readouterr()
+    lines = [line.partition(f"{path}: ")[2].partition(":")[0] for line in captured.err.splitlines()]
+    assert sorted(lines) == ["apiKeys", "groups.g", "models.b.aliases", "selectors.s.strategy"]
+    assert captured.out == ""
+    assert "hunter2" not in captured.err
+    assert "two words" not in captured.err
+
+
 @pytest.mark.parametrize("command", ["serve", "check", "demo"])
 def test_mistakes_are_one_line_each_and_exit_code_2(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -182,12 +206,16 @@ def test_check_prints_each_setting_with_its_source_and_no_secret() -> None:
 def test_check_prints_how_names_are_classified_and_why() -> None:
     classes = '{"tts": {"models": ["speaker", "voice-*"]}, "stt": {"lease": "write"}}'
     found = rows(check("mystery", "whisper", "voice-1", classes=classes, slots='{"speaker": 2}'), "Models")
-    assert found[:5] == [
-        ["MODEL", "CLASS", "LEASE", "SLOTS", "BECAUSE"],
-        ["speaker", "tts", "write", "2", "classes.tts.models has speaker"],
-        ["mystery", "llm", "read", "10", "default_class"],
-        ["whisper", "stt", "write", "10", "built-in pattern *whisper*"],
-        ["voice-1", "tts", "write", "10", "classes.tts.models has voice-*"],
+    assert found == [
+        ["MODEL", "CLASS", "LEASE", "SLOTS", "WHY"],
+        ["speaker", "tts", "write", "2", "class: classes.tts.models has speaker"],
+        ["lease: classes.tts.lease is auto"],
+        ["mystery", "llm", "read", "10", "class: default_class, except on a speech, transcription or image route"],
+        ["lease: classes.llm.lease is auto"],
+        ["whisper", "stt", "write", "10", "class: built-in pattern *whisper*"],
+        ["lease: classes.stt.lease is write"],
+        ["voice-1", "tts", "write", "10", "class: classes.tts.models has voice-*"],
+        ["lease: classes.tts.lease is auto"],
     ]
 
 
@@ -272,9 +300,7 @@ def test_healthcheck_imports_neither_the_server_nor_an_http_client() -> None:
     program = "import sys; from proxy.__main__ import main; main(['healthcheck']); print(*sys.modules)"
     environ = os.environ | {"GPU_LEASE_LISTEN_PORT": "0"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environ, check=True)
-    assert {"uvicorn", "aiohttp", "httpx", "starlette", "prometheus_client"} & {
-        *done.stdout.split()
-    } == set()
+    assert {"uvicorn", "aiohttp", "httpx", "starlette", "prometheus_client"} & {*done.stdout.split()} == set()
 
 
 # --- demo

@@ -197,7 +197,7 @@ def test_case_64_paths_that_llama_swap_does_not_have_are_left_to_its_404(path: s
 
 def test_the_name_under_upstream_keeps_its_case_and_comes_with_all_segments() -> None:
     route = match("GET", "/upstream/Author%2FModel/v1/x")
-    assert (route.name, route.path) == ("Author", "Author/Model/v1/x")
+    assert (route.name, route.rest) == ("Author", "Author/Model/v1/x")
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,14 @@ def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
     assert found == {
         "upstream_url": None,
         "upstream_api_key": None,
+        "llama_swap_config": None,
+        "watch_config": True,
         "listen_host": "127.0.0.1",
         "listen_port": 9393,
         "http_parser": "h11",
         "policy": "batch",
-        "switch_after": 30,
-        "max_turn": 90,
+        "switch_after": None,
+        "max_turn": None,
         "max_wait": 540,
         "max_queue": 256,
         "max_queue_per_client": 64,
@@ -102,12 +104,14 @@ BUILT_IN = dict.fromkeys(BUILT_IN_CLASSES, ClassSettings())
 KEYS: dict[str, tuple[str, object, str, object]] = {
     "upstream_url": ("http://a:1/", "http://a:1", "https://[::1]:8080", "https://[::1]:8080"),
     "upstream_api_key": ("sk-1", SecretStr("sk-1"), "sk-2", SecretStr("sk-2")),
+    "llama_swap_config": (str(HERE), HERE, __file__, HERE / Path(__file__).name),
+    "watch_config": ("false", False, "true", True),
     "listen_host": ("0.0.0.0", "0.0.0.0", "[::1]", "::1"),
     "listen_port": ("1", 1, "0", 0),
     "http_parser": ("h11", "h11", "httptools", "httptools"),
     "policy": ("batch", "batch", "fifo", "fifo"),
     "switch_after": ("1s", 1.0, "500ms", 0.5),
-    "max_turn": ("100s", 100.0, "1h30m", 5400.0),
+    "max_turn": ("100s", 100.0, "auto", None),
     "max_wait": ("1.5", 1.5, "90", 90.0),
     "max_queue": ("1", 1, "2", 2),
     "max_queue_per_client": ("'1'", 1, "2", 2),
@@ -315,7 +319,16 @@ def test_every_mistake_in_file_and_environment_is_named_at_once(write: Any) -> N
         ("max_wait: 0", "it must be more than 0"),
         ("max_turn: 0s\nswitch_after: 0", "it must be more than 0"),
         ("switch_after: -1", "it must not be negative"),
-        ("switch_after: 100", "1m30s is less than switch_after, 1m40s"),
+        ("switch_after: 100\nmax_turn: 1m30s", "1m30s is less than switch_after, 1m40s"),
+        ("switch_after: off", "or a number of seconds, or auto"),
+        ("max_turn: 0", "it must be more than 0, or auto"),
+        ("max_turn: later", "or a number of seconds, or auto"),
+        ("llama_swap_config: /nonexistent/config.yaml", "must be a file or a directory that exists"),
+        ("llama_swap_config: 5", "it must be the path of a file or a directory"),
+        ("llama_swap_config: ''", "it must be the path of a file or a directory"),
+        (f"llama_swap_config: /{'x' * 300}", "must be a file or a directory that exists"),
+        ("watch_config: often", "it must be true or false"),
+        ("watch_config: [true]", "it must be true or false"),
         ("max_hold: sometimes", "or a number of seconds, or off"),
         ("max_body: 0", "it must be more than 0 bytes"),
         ("slots: 0", "it must be at least 1"),
@@ -339,6 +352,7 @@ def test_every_mistake_in_file_and_environment_is_named_at_once(write: Any) -> N
         ("trusted_proxies: [192.168.1.5/24]", "did you mean 192.168.1.0/24?"),
         ("trusted_proxies: 10.0.0.0/8", "it must be a list"),
         ("spool_dir: /nonexistent/spool", "must be a directory that exists"),
+        (f"spool_dir: /{'x' * 300}", "must be a directory that exists"),
         ("data_dir: 5", "it must be the path of a directory"),
         ("[policy]", "must hold keys with values"),
         ("policy", "must hold keys with values"),
@@ -454,7 +468,22 @@ def test_no_variable_whatsoever_makes_more_than_a_settings_error(key: str, value
 
 def test_built_by_hand_they_are_checked_too() -> None:
     with pytest.raises(ValidationError, match="max_turn"):
-        Settings(max_turn=1)
+        Settings(max_turn=1, switch_after=2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["switch_after: 10m", "max_turn: 1s", "switch_after: 10m\nmax_turn: auto", "max_turn: 1s\nswitch_after: Auto"],
+)
+def test_a_number_does_not_contradict_auto(text: str, write: Any) -> None:
+    settings = load(write(text), {})
+    assert {settings.switch_after, settings.max_turn} in ({600.0, None}, {1.0, None})
+
+
+def test_auto_and_true_are_shown_as_one_writes_them() -> None:
+    assert [
+        shown(key, getattr(Settings(), key)) for key in ("switch_after", "max_turn", "max_hold", "watch_config")
+    ] == [*("auto", "auto", "off", "true")]
 
 
 # --- units
@@ -523,7 +552,8 @@ def test_a_size_is_written_so_that_it_reads_as_the_same(size: int) -> None:
 
 
 def uncommented() -> str:
-    return re.sub(r"(?m)^#([a-z_]+:|  [a-z]+: )", r"\1", EXAMPLE.read_text())
+    text = re.sub(r"(?m)^#([a-z_]+:|  [a-z]+: )", r"\1", EXAMPLE.read_text())
+    return text.replace("/llama-swap/config.yaml", __file__)  # which must exist
 
 
 def test_the_example_as_shipped_changes_nothing() -> None:
@@ -533,7 +563,14 @@ def test_the_example_as_shipped_changes_nothing() -> None:
 def test_the_example_shows_every_key_with_its_default(write: Any) -> None:
     settings, layer = read(write(uncommented()), {})
     assert set(layer.values) == set(Settings.model_fields)
-    examples = {"upstream_url", "upstream_api_key", "api_keys", "spool_dir", "data_dir"}  # those that are unset
+    examples = {
+        "upstream_url",
+        "upstream_api_key",
+        "api_keys",
+        "spool_dir",
+        "data_dir",
+        "llama_swap_config",
+    }  # those that are unset
     assert {key for key in Settings.model_fields if getattr(settings, key) != getattr(Settings(), key)} == examples
 
 
@@ -551,8 +588,8 @@ def test_the_schema_takes_the_example_and_names_what_is_wrong(write: Any) -> Non
     assert EXAMPLE.read_text().startswith("# yaml-language-server: $schema=proxy.schema.json\n")
     good = check_schema(write(uncommented()))
     assert good.returncode == 0, good.stdout
-    wrong = "polcy: x\npolicy: fair\nmax_wait: 5 parsecs\nmax_body: 1PB\nclasses: {tts: {leese: x}}\nlisten_port: -1"
+    wrong = "polcy: x\npolicy: fair\nmax_wait: 5 parsecs\nmax_body: 1PB\nclasses: {tts: {leese: x}}\nlisten_port: -1\nmax_turn: x"
     bad = check_schema(write(wrong, "bad.yaml"))
     assert bad.returncode == 1
-    for key in ("polcy", "policy", "max_wait", "max_body", "classes.tts", "listen_port"):
+    for key in ("polcy", "policy", "max_wait", "max_body", "classes.tts", "listen_port", "max_turn"):
         assert key in bad.stdout

@@ -15,7 +15,9 @@ SCHEMA_NAME = "proxy.schema.json"
 def shown(key: str, value: object) -> str:
     """The value of a setting as one would write it in the file; a secret only as `********`."""
     if value is None:
-        return "off" if key == "max_hold" else "unset"
+        return {"max_hold": "off", "switch_after": "auto", "max_turn": "auto"}.get(key, "unset")
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return format_duration(value)
     if key in _SIZES and isinstance(value, int):
@@ -46,7 +48,8 @@ def schema() -> dict[str, Any]:
             entry["default"] = [str(item) for item in value] if isinstance(value, tuple) else shown(key, value)
     del made["$defs"]["ClassSettings"]["properties"]["max_wait"]["default"]
     made["properties"]["slots"]["default"] = 10
-    made["properties"]["max_hold"]["default"] = "off"
+    for key in ("max_hold", "switch_after", "max_turn"):
+        made["properties"][key]["default"] = shown(key, None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gpu-lease-proxy settings"}
     return head | made
 

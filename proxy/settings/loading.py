@@ -36,6 +36,8 @@ _RIGHT = {
     "model_type": "it must be a mapping of keys to values",
     "model_attributes_type": "it must be a mapping of keys to values",
     "path_type": "it must be the path of a directory",
+    "bool_parsing": "it must be true or false",
+    "bool_type": "it must be true or false",
 }
 
 
@@ -73,7 +75,7 @@ def _checked(layer: Layer) -> Settings:
         for found in contradictions
         if not wrong & {found.key, *found.others}
     ]
-    problems += _unusable_directories(layer, settings)
+    problems += _unusable_paths(layer, settings)
     if problems:
         raise SettingsError(list(dict.fromkeys(problems)))
     return settings
@@ -105,12 +107,16 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _unusable_directories(layer: Layer, settings: Settings) -> list[str]:
+def _unusable_paths(layer: Layer, settings: Settings) -> list[str]:
+    # os.path, since pathlib raises for a name that is too long or behind a directory that must not be read.
     problems = []
     for key in ("spool_dir", "data_dir"):
         path = getattr(settings, key)
-        if path is not None and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+        if path is not None and not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
             problems.append(
                 f"{key} ({layer.origin((key,))}): {path} must be a directory that exists and can be written to"
             )
+    if (config := settings.llama_swap_config) is not None and not os.path.exists(config):
+        where = layer.origin(("llama_swap_config",))
+        problems.append(f"llama_swap_config ({where}): {config} must be a file or a directory that exists")
     return problems

@@ -24,7 +24,9 @@ from proxy.settings.values import (
     Count,
     Directory,
     Duration,
+    DurationOrAuto,
     DurationOrOff,
+    FileOrDirectory,
     Key,
     Keys,
     ListenHost,
@@ -32,6 +34,7 @@ from proxy.settings.values import (
     Pattern,
     Port,
     PositiveDuration,
+    PositiveDurationOrAuto,
     Size,
     Slots,
     UpstreamUrl,
@@ -90,7 +93,8 @@ class ClassSettings(_DefaultsForEmptyKeys, BaseModel):
     lease: Lease = Field(
         default="auto",
         description="How requests of this class share the GPU: read with other reads, write with nothing, none without "
-        "waiting. auto is write for tts, none for embed, read for all others.",
+        "waiting. auto is write for tts, none for embed, read for all others; with llama_swap_config it follows from "
+        "what can be loaded together.",
     )
     models: tuple[Pattern, ...] = Field(
         default=(),
@@ -132,6 +136,14 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
     upstream_api_key: Key | None = Field(
         default=None, description="The key for llama-swap. Where api_keys are set it replaces the client's own."
     )
+    llama_swap_config: FileOrDirectory | None = Field(
+        default=None,
+        description="llama-swap's own configuration, a file or a directory: names, what may be loaded together, slots "
+        "and keys are then known from it.",
+    )
+    watch_config: bool = Field(
+        default=True, description="Look at llama_swap_config every 2s and use it when it has changed."
+    )
     listen_host: ListenHost = Field(
         default="127.0.0.1", description="The address to listen on; 0.0.0.0 for all of IPv4."
     )
@@ -141,12 +153,15 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default="batch",
         description="batch lets requests of the current turn pass waiters of another for a bounded time; fifo never.",
     )
-    switch_after: Duration = Field(
-        default=30.0,
-        description="How long newcomers of the current turn may still pass a waiter of another turn (batch).",
+    switch_after: DurationOrAuto = Field(
+        default=None,
+        description="How long newcomers of the current turn may still pass a waiter of another turn (batch). auto "
+        "follows the measured load times, from 1s to 5m.",
     )
-    max_turn: PositiveDuration = Field(
-        default=90.0, description="A turn grants nothing more after this long while another waits (batch)."
+    max_turn: PositiveDurationOrAuto = Field(
+        default=None,
+        description="A turn grants nothing more after this long while another waits (batch). auto is four times "
+        "switch_after, at least 1m and at most half of max_wait.",
     )
     max_wait: PositiveDuration = Field(
         default=540.0,
@@ -169,7 +184,7 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
     slots: Slots = Field(
         default={"*": 10},
         description="At most so many requests of one model run at once: llama-swap's concurrencyLimit. One number, or "
-        "numbers by model name or pattern.",
+        "numbers by model name or pattern; unset: as llama_swap_config says, else 10.",
     )
     default_class: str = Field(default="llm", description="The class of a model that nothing else decides.")
     classes: dict[ClassName, ClassSettings] = Field(
@@ -213,7 +228,7 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
 
     def _contradictions(self) -> list[Contradiction]:
         found = []
-        if self.max_turn < self.switch_after:
+        if self.max_turn is not None and self.switch_after is not None and self.max_turn < self.switch_after:
             shorter, longer = format_duration(self.max_turn), format_duration(self.switch_after)
             text = f"{shorter} is less than switch_after, {longer}; it must be at least that"
             found.append(Contradiction("max_turn", frozenset({"switch_after"}), text))

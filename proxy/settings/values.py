@@ -40,6 +40,21 @@ def _duration_or_off(value: object) -> float | None:
         raise ValueError(f"{error}, or off") from None
 
 
+def _duration_or_auto(value: object) -> float | None:
+    if value is None or (isinstance(value, str) and value.strip().lower() == "auto"):
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+
+
+def _positive(value: float | None) -> float | None:
+    if value == 0:
+        raise ValueError("it must be more than 0, or auto")
+    return value
+
+
 def _upstream_url(value: str) -> str:
     """The address of llama-swap without a slash at its end."""
     try:
@@ -118,8 +133,14 @@ def _slots(value: object) -> object:
         ) from None
 
 
-def _directory(value: object) -> object:
+def _path(value: object) -> object:
     return Path(os.path.expanduser(value)) if isinstance(value, str) else value
+
+
+def _file_or_directory(value: object) -> object:
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise ValueError("it must be the path of a file or a directory")
+    return _path(value)
 
 
 _NUMBER = "[0-9]+(\\.[0-9]+)?"
@@ -138,6 +159,12 @@ DurationOrOff = Annotated[
     BeforeValidator(_duration_or_off),
     WithJsonSchema({"anyOf": [{"const": "off"}, {"type": "null"}, *_DURATION_SCHEMA]}),
 ]
+DurationOrAuto = Annotated[
+    float | None,
+    BeforeValidator(_duration_or_auto),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "null"}, *_DURATION_SCHEMA]}),
+]
+PositiveDurationOrAuto = Annotated[DurationOrAuto, AfterValidator(_positive)]
 Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema({"anyOf": _SIZE_SCHEMA})]
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=100_000), WithJsonSchema(_COUNT_SCHEMA)]
 Port = Annotated[
@@ -153,7 +180,8 @@ Slots = Annotated[
 ]
 UpstreamUrl = Annotated[str, AfterValidator(_upstream_url)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
-Directory = Annotated[Path, BeforeValidator(_directory)]
+Directory = Annotated[Path, BeforeValidator(_path)]
+FileOrDirectory = Annotated[Path, BeforeValidator(_file_or_directory)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), WithJsonSchema({"type": "string"})]
 Key = Annotated[SecretStr, AfterValidator(_key)]
 Keys = Annotated[tuple[Key, ...], AfterValidator(_keys)]
