@@ -102,7 +102,7 @@ def _serve(options: argparse.Namespace) -> int:
     from proxy.server import run  # noqa: PLC0415
 
     try:
-        return run(settings)
+        return run(settings, environ=os.environ)
     except OSError as error:
         return _cannot_listen(settings, error)
 

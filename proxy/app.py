@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import httpx
+import structlog
 from starlette.types import Receive, Scope, Send
 
+from proxy import __version__
 from proxy.body import Spool
-from proxy.classify import Classifier
 from proxy.errors import Refusal
+from proxy.follow import Follower
 from proxy.forward import Forwarder
 from proxy.gateway import Entrance, Gateway, Reply
 from proxy.health import Health
 from proxy.inbound import Keys, Trust, read_scope
+from proxy.knowledge import Knowledge
 from proxy.lease import Bounds, Leases
+from proxy.loads import LoadTimes
 from proxy.metrics import Metrics
 from proxy.pages import make_pages
-from proxy.router import ClassRouter
+from proxy.reports import Reports
 from proxy.rwlock import Policy
 from proxy.settings import Settings
 from proxy.upstream import Transport
+from proxy.windows import Windows
+
+log = structlog.get_logger("gpu_lease_proxy")
 
 SWEEP_SECONDS = 1.0
 """How often leases are checked for orphans and overlong holds."""
@@ -34,20 +41,33 @@ KEYLESS_PAGES = frozenset({b"/-/healthz", b"/-/readyz"})
 class App:
     """The proxy as an ASGI application."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str] | None = None) -> None:
+        """Raises SettingsError where llama-swap's configuration is broken."""
         origin = str(settings.upstream_url).rstrip("/")
-        classifier = Classifier(settings)
+        knowledge = self._knowledge = Knowledge(settings, environ if environ is not None else {})
+        classifier = knowledge.classifier
+        times = LoadTimes()
         metrics = self.metrics = Metrics(classifier.class_names, clock=time.monotonic)
-        self.leases = Leases(ClassRouter(), classifier.slots, _policy(settings), _bounds(settings), (metrics,))
+        policy, bounds = _policy(settings, times), _bounds(settings)
+        self.leases = Leases(classifier.router, classifier.slots, policy, bounds, (metrics,))
         metrics.watch(self.leases)
         self._transport = Transport(origin)
-        self._client = httpx.AsyncClient(
-            transport=self._transport, base_url=origin, headers=_own_headers(settings), trust_env=False
-        )
+        self._entrance = _entrance(settings, knowledge)
+        self._client = _own_client(self._transport, origin, self._entrance)
         self._health = Health(self._client, metrics.upstream_up.set)
-        self._entrance = _entrance(settings)
-        self._gateway = Gateway(self.leases, classifier, Forwarder(self._transport, origin), metrics, self._entrance)
-        self._pages = make_pages(self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused)
+        reports = Reports(self.leases.lock, knowledge, times, metrics.load_measured)
+        self._follower = Follower(self._client, reports, listing=not knowledge.from_file)
+        knowledge.on_change = lambda new: self.leases.reconfigure(new.router, new.slots)
+        self.leases.on_doubt = self._follower.look
+        self.leases.on_first_answer = reports.first_answer
+        self._gateway = Gateway(self.leases, knowledge, Forwarder(self._transport, origin), metrics, self._entrance)
+        self._pages = make_pages(
+            self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused, load_seconds=reports.models.all
+        )
+
+    def reload(self) -> None:
+        """Read llama-swap's configuration again (SIGHUP)."""
+        self._knowledge.reload()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -77,7 +97,10 @@ class App:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the background tasks for as long as the block runs."""
-        tasks = [asyncio.create_task(self._health.run()), asyncio.create_task(self._sweep())]
+        running = (self._health.run(), self._sweep(), self._follower.run(), self._knowledge.watch())
+        tasks = [asyncio.create_task(each) for each in running]
+        for task in tasks:
+            task.add_done_callback(_complain)
         try:
             yield
         finally:
@@ -92,11 +115,15 @@ class App:
             self.leases.sweep()
 
 
-def _policy(settings: Settings) -> Policy:
-    first = Policy(settings.policy)  # what `auto` is while no load has been measured
-    switch_after = first.switch_after if settings.switch_after is None else settings.switch_after
-    max_turn = max(first.max_turn, switch_after) if settings.max_turn is None else settings.max_turn
-    return Policy(settings.policy, min(switch_after, max_turn), max_turn)
+def _complain(task: asyncio.Task[None]) -> None:
+    """A background task that fails would otherwise be missed in silence."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background_task_failed", exc_info=error)
+
+
+def _policy(settings: Settings, times: LoadTimes) -> Policy:
+    windows = Windows(settings.switch_after, settings.max_turn, settings.max_wait, times.get)
+    return Policy(settings.policy, windows=windows.of)
 
 
 def _bounds(settings: Settings) -> Bounds:
@@ -109,13 +136,30 @@ def _bounds(settings: Settings) -> Bounds:
     )
 
 
-def _entrance(settings: Settings) -> Entrance:
+def _entrance(settings: Settings, knowledge: Knowledge) -> Entrance:
     keys = [key.get_secret_value() for key in settings.api_keys or ()]
-    upstream_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
-    spool = Spool(settings.max_spool, settings.spool_dir)
-    return Entrance(Keys(keys), Trust(settings.trusted_proxies), spool, settings.max_body, upstream_key)
+    given = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key else None
+
+    def upstream_key() -> str | None:
+        return given or next(iter(knowledge.api_keys), None)
+
+    return Entrance(
+        Keys(keys),
+        Trust(settings.trusted_proxies),
+        Spool(settings.max_spool, settings.spool_dir),
+        settings.max_body,
+        lambda: knowledge.api_keys,
+        upstream_key,
+    )
 
 
-def _own_headers(settings: Settings) -> dict[str, str]:
-    key = settings.upstream_api_key
-    return {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+def _own_client(transport: Transport, origin: str, entrance: Entrance) -> httpx.AsyncClient:
+    """For our own questions, with the key that llama-swap wants now."""
+
+    def with_key(request: httpx.Request) -> httpx.Request:
+        if key := entrance.upstream_key():
+            request.headers["authorization"] = f"Bearer {key}"
+        return request
+
+    headers = {"user-agent": f"gpu-lease-proxy/{__version__}"}
+    return httpx.AsyncClient(transport=transport, base_url=origin, headers=headers, auth=with_key, trust_env=False)

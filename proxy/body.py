@@ -8,11 +8,12 @@ bodies take together is bounded. The model name is read on the way, so no second
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 import httpx
 from starlette.types import Receive
@@ -106,6 +107,14 @@ class Body(httpx.AsyncByteStream):
         self._in_memory = 0
         if self._closed:  # the task was cancelled and has left the block while this thread was writing
             self._file.close()
+
+    async def json(self) -> Any:
+        """The body as JSON, None where it is none."""
+        data = b"".join([piece async for piece in self.stream()])
+        try:
+            return json.loads(data)
+        except ValueError:
+            return None
 
     def stream(self) -> httpx.AsyncByteStream:
         """The body as an httpx stream, from its start; may be called again for a second try."""

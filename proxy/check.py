@@ -102,15 +102,13 @@ def _source(settings: Settings, config: LlamaSwapConfig | None) -> list[str]:
             "its listing too (GET /v1/models): aliases, selectors, peers and capabilities. What can be loaded together "
             "is not in the listing: all models of one class are then taken to fit, and no two of different classes."
         )
-    routing = {"default": "none is configured, so that every model stops every other"}.get(
-        config.routing, config.routing
-    )
+    nothing = "none is configured, so that every model stops every other"
     keys = f"{len(config.api_keys)} (not shown); a client must send one of them" if config.api_keys else "none"
     return _columns(
         [
             ("names from", f"{settings.llama_swap_config}, not from the listing of a running llama-swap"),
             ("looked at", "every 2s" if settings.watch_config else "at start and on SIGHUP (watch_config is false)"),
-            ("routing", routing),
+            ("routing", nothing if config.routing == "default" else config.routing),
             ("apiKeys", keys),
         ]
     )

@@ -109,34 +109,39 @@ class Classifier:
         loads = match.loads or match.resolution.remote
         return replace(route, name_in=NameIn.PATH if loads else NameIn.NOWHERE, name=match.name)
 
-    def classify(self, route: Route, name: str | None = None, profile: str | None = None) -> Classification:
+    def classify(
+        self, route: Route, name: str | None = None, profile: str | None = None, *, rewritten: bool = True
+    ) -> Classification:
         """The decision for a request on `route` that names the model `name` (left out: the route's own).
 
+        Where it is not `rewritten`, llama-swap applies neither profile nor selectors (`model_name.is_rewritten`).
         Raises UnknownModel for a name that llama-swap answers with 404.
         """
         upstream = route.name_in is NameIn.PATH
         name = route.rest if upstream else name if name is not None else route.name or ""
         decide = self._remembered if len(name) <= LONGEST_REMEMBERED else self._decide
-        return decide(name, route.class_hint, profile, upstream)
+        return decide(name, route.class_hint, profile if rewritten else None, upstream, rewritten)
 
     # -- the steps
 
-    def _decide(self, name: str, hint: str | None, profile: str | None, upstream: bool) -> Classification:
-        resolution = self._resolve(name, profile, upstream=upstream)
+    def _decide(
+        self, name: str, hint: str | None, profile: str | None, upstream: bool, rewritten: bool
+    ) -> Classification:
+        resolution = self._resolve(name, profile, upstream=upstream, rewritten=rewritten)
         if resolution is None:
             return self._by_name(self._first_name(name) if upstream else name, hint)
         if resolution.remote:
             return self._remote(resolution, hint)
         return self._local(resolution, hint)
 
-    def _resolve(self, name: str, profile: str | None, *, upstream: bool) -> Resolution | None:
+    def _resolve(self, name: str, profile: str | None, *, upstream: bool, rewritten: bool) -> Resolution | None:
         if self.catalog is None:
             return None
         if upstream:
             match = self.catalog.match_upstream(name, profile=profile)
             resolution = match.resolution if match is not None else None
         else:
-            resolution = self.catalog.resolve(name, profile=profile)
+            resolution = self.catalog.resolve(name, profile=profile, upstream=not rewritten)
         if resolution is None and self.catalog.complete:
             raise UnknownModel(upstream=upstream)
         return resolution

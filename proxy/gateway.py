@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
 
 import httpx
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.body import Body, Passing, Spool
-from proxy.classify import Classification, Classifier
-from proxy.errors import BodyTooLarge, ClientGone, CutStream, ModelUndecidable, Refusal, WebSocketRefused
+from proxy.classify import Classification
+from proxy.errors import (
+    BodyTooLarge,
+    ClientGone,
+    CutStream,
+    KeyMissing,
+    ModelUndecidable,
+    Refusal,
+    Unauthorized,
+    WebSocketRefused,
+)
 from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing, request_headers
 from proxy.inbound import Inbound, Keys, RawHeaders, Trust, read_scope
+from proxy.knowledge import Knowledge
 from proxy.lease import Hold, Leases
-from proxy.model_name import NameReader, Undecidable, body_reader
+from proxy.model_name import NameReader, Undecidable, body_reader, is_rewritten
 from proxy.routes import NameIn, Route, match_route
 from proxy.watch import ClientWatch
 
@@ -30,6 +43,8 @@ log = structlog.get_logger("gpu_lease_proxy")
 
 CLIENT_LEFT = 499
 """The code under which a client that left before an answer is counted (nginx's)."""
+
+PROFILE_PATH = b"/api/profiles/active"
 
 DISCARD_SECONDS = 2.0
 """How long a refused client may go on sending. Closing with bytes unread is a reset, which can destroy the answer
@@ -65,6 +80,7 @@ class Reply:
     classification: Classification | None = None
     hold: Hold | None = None
     anthropic: bool = False
+    accept: bytes = b""
     body_unread: bool = False
 
     async def __call__(self, message: Message) -> None:
@@ -86,8 +102,8 @@ class Reply:
 
     async def refuse(self, error: Refusal, receive: Receive) -> None:
         """Answer with `error`. A body that was not read closes the connection, for it stands in the way of the next."""
-        body = error.body(anthropic=self.anthropic)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        content_type, body = error.render(anthropic=self.anthropic, accept=self.accept)
+        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         headers += error.headers() + self.lease_headers()
         if self.body_unread:
             headers.append((b"connection", b"close"))
@@ -108,23 +124,38 @@ async def _discard(receive: Receive) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Who and what may come in. `upstream_key` replaces the client's credential where `keys` are set."""
+    """Who and what may come in.
+
+    `keys` are the proxy's own: where there are any, `upstream_key` takes the place of the client's credential. Else
+    `llama_swap_keys` count, which llama-swap checks again: the credential passes.
+    """
 
     keys: Keys
     trust: Trust
     spool: Spool
     max_body: int
-    upstream_key: str | None
+    llama_swap_keys: Callable[[], tuple[str, ...]]
+    upstream_key: Callable[[], str | None]
 
     def identify(self, inbound: Inbound, *, keyless: bool) -> str:
-        """Who the request counts against; raises Unauthorized when keys are set and it has none of them."""
+        """Who the request counts against. Raises Unauthorized or KeyMissing where a key is needed and there is none."""
         if self.keys and not keyless:
             return self.keys.check(inbound)
+        if not keyless and (keys := _keys(self.llama_swap_keys())):
+            try:
+                return keys.check(inbound)
+            except Unauthorized:
+                raise KeyMissing from None
         return self.trust.client_address(inbound)
 
     def headers(self, inbound: Inbound) -> RawHeaders:
         """The fields for llama-swap."""
-        return request_headers(inbound, self.trust.forwarded(inbound), self.upstream_key, keyed=bool(self.keys))
+        return request_headers(inbound, self.trust.forwarded(inbound), self.upstream_key(), keyed=bool(self.keys))
+
+
+@lru_cache(1)
+def _keys(keys: tuple[str, ...]) -> Keys:
+    return Keys(keys)
 
 
 class Gateway:
@@ -133,12 +164,12 @@ class Gateway:
     def __init__(
         self,
         leases: Leases,
-        classifier: Classifier,
+        knowledge: Knowledge,
         forwarder: Forwarder,
         accounts: Accounts,
         entrance: Entrance,
     ) -> None:
-        self._leases, self._classifier, self._forwarder = leases, classifier, forwarder
+        self._leases, self._knowledge, self._forwarder = leases, knowledge, forwarder
         self._accounts, self._entrance = accounts, entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,12 +198,15 @@ class Gateway:
 
     async def _serve(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
         reply.body_unread = inbound.has(b"transfer-encoding", b"chunked") or bool(inbound.content_length())
-        route = match_route(inbound.method, inbound.raw_path)
+        reply.accept = inbound.first(b"accept") or b""
+        route = self._knowledge.refine(match_route(inbound.method, inbound.raw_path))
         reply.anthropic = route.anthropic
         client = self._entrance.identify(inbound, keyless=route.keyless)
         if inbound.wants_websocket:
             raise WebSocketRefused
-        if route.name_in is NameIn.NOWHERE:
+        if inbound.method == "PUT" and unquote_to_bytes(inbound.raw_path) == PROFILE_PATH:
+            await self._switch_profile(inbound, receive, reply)
+        elif route.name_in is NameIn.NOWHERE:
             await self._pass(inbound, receive, reply)
         else:
             await self._lease(inbound, route, client, receive, reply)
@@ -189,6 +223,16 @@ class Gateway:
         async with ClientWatch(receive, passing.read):
             await self._forwarder.exchange(outgoing, _Unleased(), reply)
 
+    async def _switch_profile(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
+        """Another profile gives names another meaning: known here before the client knows that it is so."""
+        with Body(self._entrance.spool) as body:
+            await body.read(receive, self._entrance.max_body)
+            reply.body_unread = False
+            outgoing = Outgoing(inbound, self._entrance.headers(inbound), body.stream)
+            switch = _ProfileSwitch(self._knowledge, await body.json())
+            async with ClientWatch(receive):
+                await self._forwarder.exchange(outgoing, switch, reply)
+
     # -- with one
 
     async def _lease(self, inbound: Inbound, route: Route, client: str, receive: Receive, reply: Reply) -> None:
@@ -200,7 +244,8 @@ class Gateway:
             reader = _reader(route, inbound)
             await body.read(receive, self._entrance.max_body, reader)
             reply.body_unread = False
-            what = reply.classification = self._classifier.classify(route, _name(route, reader))
+            rewritten = reader is None or is_rewritten(inbound.first(b"content-type"), inbound.query, inbound.method)
+            what = reply.classification = self._knowledge.classify(route, _name(route, reader), rewritten=rewritten)
             hold = reply.hold = self._leases.hold(what, client)
             async with ClientWatch(receive), hold:
                 outgoing = Outgoing(
@@ -246,6 +291,18 @@ class _Unleased:
 
     def left(self) -> None:
         """Nothing hangs on it."""
+
+
+class _ProfileSwitch(_Unleased):
+    """Listens to a change of the active profile."""
+
+    def __init__(self, knowledge: Knowledge, body: Any) -> None:
+        self._knowledge, self._body = knowledge, body
+
+    def head(self, status: int, seconds: float) -> None:
+        """llama-swap has changed it, or not."""
+        if 200 <= status < 300 and isinstance(self._body, dict):
+            self._knowledge.take_profile(self._body.get("name") or None)
 
 
 class _Leased:

@@ -65,14 +65,14 @@ class Knowledge:
         """See `Classifier.refine`."""
         return self.classifier.refine(route, self.profile)
 
-    def classify(self, route: Route, name: str | None) -> Classification:
+    def classify(self, route: Route, name: str | None, *, rewritten: bool = True) -> Classification:
         """See `Classifier.classify`; an unknown name is looked for in the file once more. Raises UnknownModel."""
         try:
-            return self.classifier.classify(route, name, self.profile)
+            return self.classifier.classify(route, name, self.profile, rewritten=rewritten)
         except UnknownModel:
             if not self._may_reread() or not self.look():
                 raise
-        return self.classifier.classify(route, name, self.profile)
+        return self.classifier.classify(route, name, self.profile, rewritten=rewritten)
 
     def _may_reread(self) -> bool:
         now = time.monotonic()

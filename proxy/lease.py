@@ -160,12 +160,18 @@ class Leases:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lock = FairRWLock(router, slots, policy, clock=clock, on_turn=self._on_turn)
+        self.lock = FairRWLock(
+            router, slots, policy, clock=clock, on_turn=self._on_turn, on_first_answer=self._on_first_answer
+        )
         self.bounds = bounds
         self.policy = policy
         self.draining = False
         self.drained = asyncio.Event()
         """Set once no lease is left after `drain`."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        """Called when what is resident has become uncertain: a report is needed soon."""
+        self.on_first_answer: Callable[[str, float], None] = lambda model, seconds: None
+        """Called with the model and the seconds of the first answer of a turn that had to load."""
         self._observers = observers
         self._clock = clock
         self._ids = itertools.count(1)
@@ -196,7 +202,7 @@ class Leases:
 
     def retry_after(self) -> float:
         """Seconds after which a refused client may try again: half a turn is when the queue is likely shorter."""
-        return self.policy.switch_after / 2
+        return self.policy.window(frozenset(), frozenset())[0] / 2
 
     async def admit(self, ticket: Ticket) -> Lease:
         """Wait for the lease of `ticket`; nothing is held when this raises.
@@ -206,7 +212,7 @@ class Leases:
         self._check_open()
         ticket.task = asyncio.current_task()
         what = ticket.classification
-        claim = Claim(what.mode, what.units, frozenset((what.model,)))
+        claim = Claim(what.mode, what.units, what.models)
         lease = ticket.lease = self.lock.request(claim, ticket)
         outcome: WaitOutcome = "cancelled"
         try:
@@ -270,6 +276,8 @@ class Leases:
         if lease is None or lease.granted is None or lease.ended is None:
             return
         self._note_drained()
+        if self.lock.uncertain:
+            self.on_doubt()
         seconds = lease.ended - lease.granted
         self._tell(lambda observer: observer.lease_ended(ticket, seconds))
 
@@ -320,6 +328,15 @@ class Leases:
         ticket.overlong = True
         log.warning("overlong_hold", cls=ticket.class_name, model=ticket.classification.model, seconds=round(held, 1))
         self._tell(lambda observer: observer.hold_overlong(ticket.class_name))
+
+    def reconfigure(self, router: Router, slots: Callable[[str], int]) -> None:
+        """llama-swap's configuration has changed, for which it stops every model; waiters and holders live on."""
+        self.lock.reconfigure(router, slots, self.policy, restarted=True)
+        self.on_doubt()
+
+    def _on_first_answer(self, lease: Lease, seconds: float) -> None:
+        if isinstance(lease.owner, Ticket):
+            self.on_first_answer(lease.owner.classification.model, seconds)
 
     def _on_turn(self, turn: Turn) -> None:
         now = self._clock()

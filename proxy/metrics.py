@@ -32,6 +32,9 @@ from proxy.lease import Leases, Ticket, WaitOutcome
 WAIT_BUCKETS = (0, 0.01, 0.05, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 """Seconds. Up to the 600 s after which SDKs give up, and one more; 30, 60, 120 are common client timeouts."""
 
+MOST_MODELS = 200
+"""Values of the label `model`."""
+
 EXCHANGE_OUTCOMES = ("ok", "cancelled", "upstream_error", "upstream_truncated")
 
 
@@ -46,6 +49,7 @@ class Metrics:
         self._wall, self._clock = wall, clock
         # In the plain format the time of creation would be one more gauge beside each of the others.
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._loaded: set[str] = set()
         self._turn_seconds = dict.fromkeys(class_names, 0.0)
         self._define_waits()
         self._define_exchanges()
@@ -159,6 +163,13 @@ class Metrics:
         self.overlong.labels(class_name).inc()
 
     # -- told by the application
+
+    def load_measured(self, model: str, seconds: float) -> None:
+        """A load of `model` took that long. llama-swap's own ids only, and not without end."""
+        if len(self._loaded) < MOST_MODELS:
+            self._loaded.add(model)
+        if model in self._loaded:
+            self.load_seconds.labels(model).set(seconds)
 
     def answered(self, class_name: str, model: str, code: int) -> None:
         """A request on a model route got the status `code`."""

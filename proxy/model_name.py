@@ -20,7 +20,7 @@ from typing import Protocol
 from proxy.model_form import MAX_NAME, QueryReader, Undecidable, UrlencodedReader, checked_name
 from proxy.model_multipart import MultipartReader, kind_and_parameters
 
-__all__ = ["NameReader", "Undecidable", "body_reader", "name_from_query"]
+__all__ = ["NameReader", "Undecidable", "body_reader", "is_rewritten", "name_from_query"]
 
 # `\u0041` is the longest way to write one byte of a name.
 _KEPT = 6 * MAX_NAME
@@ -78,6 +78,25 @@ def body_reader(content_type: bytes | None, query: bytes, method: str = "POST") 
     except Undecidable as problem:
         return _Refused(problem)
     return QueryReader(query)
+
+
+def is_rewritten(content_type: bytes | None, query: bytes, method: str) -> bool:
+    """Whether llama-swap applies the active profile and selectors to the name in such a request.
+
+    It rewrites the request to do so, and can rewrite a JSON body, a multipart field that no query beats, and the query
+    of a GET. In a urlencoded body, or in the query of anything else, the name stays what it is.
+    """
+    kind = content_type or b""
+    if method == "GET" or b"application/json" in kind:
+        return True
+    return kind.lstrip()[:20].lower().startswith(b"multipart/form-data") and not _names_a_model(query)
+
+
+def _names_a_model(query: bytes) -> bool:
+    try:
+        return bool(name_from_query(query))
+    except Undecidable:
+        return False
 
 
 def name_from_query(query: bytes) -> str:

@@ -21,6 +21,8 @@ def make_pages(
     registry: CollectorRegistry,
     upstream_fresh: Callable[[], bool],
     refused: Callable[[Refusal], None],
+    *,
+    load_seconds: Callable[[], dict[str, float]] = dict,
 ) -> Starlette:
     """The application that serves them; `refused` counts what it does not have. Keys have been checked before."""
 
@@ -33,7 +35,7 @@ def make_pages(
         return JSONResponse({"ready": ready, "upstream": upstream, "draining": draining}, 200 if ready else 503)
 
     async def queue(request: Request) -> Response:
-        return JSONResponse(queue_json(leases))
+        return JSONResponse(queue_json(leases) | {"load_seconds": load_seconds()})
 
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

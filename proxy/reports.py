@@ -20,9 +20,11 @@ class Reports:
     """See `follow.Sink`. `on_load` is told of each measured load: the model, and seconds."""
 
     def __init__(
-        self, lock: FairRWLock, knowledge: Knowledge, times: LoadTimes, on_load: Callable[[str, float], None]
+        self, lock: FairRWLock, knowledge: Knowledge, units: LoadTimes, on_load: Callable[[str, float], None]
     ) -> None:
-        self._lock, self._knowledge, self._times, self._on_load = lock, knowledge, times, on_load
+        """`units` is where the lock's windows look up the last load of a unit."""
+        self.models = LoadTimes()
+        self._lock, self._knowledge, self._units, self._on_load = lock, knowledge, units, on_load
         self._measured = float("-inf")
 
     def running(self, states: Mapping[str, str], asked: float) -> None:
@@ -44,9 +46,9 @@ class Reports:
 
     def _record(self, model: str, seconds: float) -> None:
         self._on_load(model, seconds)
-        self._times.record(model, seconds)
+        self.models.record(model, seconds)
         for unit in self._knowledge.units(model):
-            self._times.record(unit, seconds)
+            self._units.record(unit, seconds)
 
     def profile(self, name: str | None) -> None:
         """The active profile."""

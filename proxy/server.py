@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 import uvicorn
@@ -50,9 +50,11 @@ class Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._app.reload)
         try:
             yield
         finally:
+            loop.remove_signal_handler(signal.SIGHUP)
             for number in signals:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)
@@ -73,13 +75,19 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(settings: Settings, *, started: Callable[[str], None] | None = None) -> int:
+def run(
+    settings: Settings,
+    *,
+    environ: Mapping[str, str] | None = None,
+    started: Callable[[str], None] | None = None,
+) -> int:
     """Serve until a signal; returns the exit code. `started` is given the base URL once the socket listens.
 
-    Raises OSError when the address cannot be bound.
+    `environ` is what `${env.NAME}` in llama-swap's configuration may name. Raises OSError when the address cannot be
+    bound, and SettingsError where llama-swap's configuration is broken.
     """
     logs.configure(settings.log_format)
-    app = App(settings)
+    app = App(settings, environ)
     config = uvicorn.Config(
         app,
         http=settings.http_parser,

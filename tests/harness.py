@@ -55,6 +55,11 @@ class Seen:
         return [(name, value.strip()) for name, _, value in pairs]
 
     @property
+    def is_the_proxys_own(self) -> bool:
+        """Whether the proxy asks for itself: its health check, or what llama-swap has loaded."""
+        return (b"user-agent", b"gpu-lease-proxy") in [(name, value.partition(b"/")[0]) for name, value in self.headers]
+
+    @property
     def json(self) -> Any:
         """The body, parsed."""
         return json.loads(self.body)
@@ -114,7 +119,7 @@ class Upstream:
         return [seen for seen in self.seen if seen.body and f'"{model}"'.encode() in seen.body]
 
     async def wait_for(self, predicate: Callable[[list[Seen]], bool], within: float = 5.0) -> None:
-        """Return once `predicate` of all requests seen so far is true (health checks are not counted)."""
+        """Return once `predicate` of all requests seen so far is true (the proxy's own questions are not counted)."""
         async with asyncio.timeout(within), self._arrival:
             await self._arrival.wait_for(lambda: predicate(self.seen))
 
@@ -147,8 +152,9 @@ class Upstream:
             self._tasks.discard(task)
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if seen.target == b"/health":
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK")
+        if seen.is_the_proxys_own:
+            status = "200 OK" if seen.target == b"/health" else "404 Not Found"
+            writer.write(head(status, "Content-Length: 2") + b"{}")
             return
         self.seen.append(seen)
         async with self._arrival:
@@ -179,7 +185,7 @@ class Upstream:
         except asyncio.IncompleteReadError:
             return None
         seen = Seen(head, b"", time.monotonic(), number)
-        if not self.reads_bodies.is_set() and seen.target != b"/health":
+        if not self.reads_bodies.is_set() and not seen.is_the_proxys_own:
             await self._hold_back(head, reader)
         fields = {name.lower(): value for name, value in seen.headers}
         if b"chunked" in fields.get(b"transfer-encoding", b"").lower():
@@ -577,6 +583,11 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
+
+    @property
+    def is_the_proxys_own(self) -> bool:
+        """Whether the proxy asks for itself: its health check, or what llama-swap has loaded."""
+        return (b"user-agent", b"gpu-lease-proxy") in [(name, value.partition(b"/")[0]) for name, value in self.headers]
 
     @property
     def json(self) -> Any:

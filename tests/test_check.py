@@ -22,7 +22,7 @@ matrix: {sets: {main: "(a | b | v) & e"}}
 """
 
 
-def check(config: str | Path, *names: str, environ: dict[str, str] | None = None, **values: str) -> str:
+def check(config: str | Path, *names: str, environ: dict[str, str] | None = None, **values: Any) -> str:
     """The report for a llama-swap configuration, as text or as a path, and settings by key."""
     if not isinstance(config, Path):
         path = Path(values.pop("folder")) / "llama-swap.yaml"
@@ -229,7 +229,7 @@ def test_a_matrix_of_too_many_combinations_is_refused_in_one_line(folder: str) -
         ),
     ],
 )
-def test_warnings(config: str, values: dict[str, str], expected: str, folder: str) -> None:
+def test_warnings(config: str, values: dict[str, Any], expected: str, folder: str) -> None:
     assert expected in " ".join(section(check(config, folder=folder, **values), "Warnings"))
 
 
@@ -243,7 +243,7 @@ def test_warnings(config: str, values: dict[str, str], expected: str, folder: st
         ("models: {a: {}}", {"default_class": "embed", "classes__embed__lease": "read"}),
     ],
 )
-def test_nothing_to_warn_of(config: str, values: dict[str, str], folder: str) -> None:
+def test_nothing_to_warn_of(config: str, values: dict[str, Any], folder: str) -> None:
     assert section(check(config, folder=folder, **values), "Warnings") == ["none"]
 
 

@@ -658,10 +658,10 @@ def test_with_a_listing_slots_are_those_of_the_settings() -> None:
 @pytest.mark.parametrize("part", ["x", "x/", "."])
 def test_a_long_path_below_upstream_takes_no_time(part: str) -> None:
     found = knowing(HOME)
-    route = match_route("GET", f"/upstream/q27/{part * (64_000 // len(part))}x".encode())
+    route = match_route("GET", f"/upstream/q27/{part * (16_000 // len(part))}x".encode())
     begun = time.process_time()
     assert found.classify(found.refine(route)).model == "q27"
-    assert time.process_time() - begun < 0.5
+    assert time.process_time() - begun < 0.2
 
 
 def test_invented_names_and_paths_do_not_grow_the_memory_of_a_classifier_that_knows_the_configuration() -> None:

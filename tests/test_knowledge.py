@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> File:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, to be set."""
     now = [100.0]
-    monkeypatch.setattr(proxy.knowledge.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("proxy.knowledge.time.monotonic", lambda: now[0])
     return now
 
 
@@ -208,8 +208,12 @@ def test_unknown_names_make_it_look_at_the_file_at_most_once_a_second(
 ) -> None:
     known = knowledge(file.path)
     looks: list[float] = []
-    look = known.look
-    monkeypatch.setattr(known, "look", lambda: looks.append(clock[0]) or look())
+
+    def look() -> bool:
+        looks.append(clock[0])
+        return False
+
+    monkeypatch.setattr(known, "look", look)
     for number in range(50):
         clock[0] = 100 + number / 10
         with pytest.raises(UnknownModel):
@@ -232,7 +236,7 @@ def test_an_unknown_name_does_not_make_it_read_a_file_that_has_not_changed(
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - a file says nothing when it has been read
             await asyncio.sleep(0.002)
 
 

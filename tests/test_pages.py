@@ -63,7 +63,13 @@ async def test_readyz_needs_an_upstream_and_no_end_in_sight(pages: Pages, fresh:
 async def test_queue_is_json_and_idle_at_first(pages: Pages) -> None:
     response = await pages.get("/-/queue")
     assert response.headers["content-type"] == "application/json"
-    assert response.json() == {"policy": "batch", "turn": None, "holders": [], "waiters": []}
+    assert response.json() == {
+        "policy": "batch",
+        "turn": None,
+        "holders": [],
+        "waiters": [],
+        "load_seconds": {},
+    }
 
 
 async def test_metrics_are_plain_text_unless_open_metrics_are_asked_for(pages: Pages) -> None:

@@ -118,7 +118,9 @@ class Catalog:
     ) -> Resolution | None:
         """What `name` stands for while `profile` is active; None where llama-swap answers 404.
 
-        Under `upstream` selectors do not count. Of a warm selector the first that is `ready` is named first.
+        Under `upstream` selectors do not count. Neither selectors nor pins do where llama-swap fails to put another
+        name into the request, which is so for all but JSON, a multipart field and the query of a GET: for those
+        requests ask with `upstream` and without a profile. Of a warm selector the first that is `ready` comes first.
         """
         if not name:
             return None

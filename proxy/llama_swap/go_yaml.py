@@ -23,6 +23,8 @@ from typing import Any
 import yaml
 
 Node = yaml.Node
+_Inside = tuple[yaml.CollectionNode, ...]
+"""The mappings and sequences around a value."""
 
 _TAG = "tag:yaml.org,2002:"
 _STR, _MERGE = f"{_TAG}str", f"{_TAG}merge"
@@ -109,11 +111,11 @@ class _Walk:
         self.problems: list[str] = []
         self._count = 0
 
-    def value(self, node: Node, inside: tuple[Node, ...]) -> Any:
+    def value(self, node: Node, inside: _Inside) -> Any:
         self._count += 1
         if self._count > _MOST:
             raise ValueError("it has too many values, counting what its aliases repeat")
-        if isinstance(node, yaml.ScalarNode):
+        if not isinstance(node, yaml.CollectionNode):
             return self._scalar(node, inside)
         if node in inside or len(inside) > _DEEPEST:
             self._problem(node, "nested too deeply, or an anchor whose value contains itself")
@@ -126,7 +128,7 @@ class _Walk:
     def _problem(self, node: Node, text: str) -> None:
         self.problems.append(f"line {node.start_mark.line + 1}: {text}")
 
-    def _scalar(self, node: yaml.ScalarNode, inside: tuple[Node, ...]) -> Any:
+    def _scalar(self, node: Node, inside: _Inside) -> Any:
         if node.tag in {_STR, _MERGE}:
             return node.value
         if any(each.flow_style for each in inside) and (not node.value or ":" in node.value):
@@ -140,7 +142,7 @@ class _Walk:
             self._problem(node, f"{node.value!r} is not what its tag !!{node.tag.removeprefix(_TAG)} says")
         return value if tag == node.tag else node.value
 
-    def _mapping(self, node: yaml.MappingNode, inside: tuple[Node, ...]) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, inside: _Inside) -> dict[str, Any]:
         values: dict[str, Any] = {}
         merged: list[Node] = []
         lines: dict[str, int] = {}
@@ -160,11 +162,11 @@ class _Walk:
             self._merge(values, each, inside)
         return values
 
-    def _key(self, node: yaml.ScalarNode, inside: tuple[Node, ...]) -> str:
+    def _key(self, node: yaml.ScalarNode, inside: _Inside) -> str:
         value = self._scalar(node, inside) if node.value else ""  # an empty key, too, comes back quoted
         return value if isinstance(value, str) else NonText(value)
 
-    def _merge(self, values: dict[str, Any], node: Node, inside: tuple[Node, ...]) -> None:
+    def _merge(self, values: dict[str, Any], node: Node, inside: _Inside) -> None:
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if not isinstance(part, yaml.MappingNode):
                 self._problem(part, "what << merges in must be a mapping, or a list of them")

@@ -9,15 +9,15 @@ from proxy.settings.units import format_duration, format_size
 
 _SIZES = frozenset({"max_body", "max_spool"})
 
+_NONE = {"max_hold": "off", "switch_after": "auto", "max_turn": "auto"}
+
 SCHEMA_NAME = "proxy.schema.json"
 
 
 def shown(key: str, value: object) -> str:
     """The value of a setting as one would write it in the file; a secret only as `********`."""
-    if value is None:
-        return {"max_hold": "off", "switch_after": "auto", "max_turn": "auto"}.get(key, "unset")
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return str(value).lower() if value is not None else _NONE.get(key, "unset")
     if isinstance(value, float):
         return format_duration(value)
     if key in _SIZES and isinstance(value, int):
@@ -48,8 +48,8 @@ def schema() -> dict[str, Any]:
             entry["default"] = [str(item) for item in value] if isinstance(value, tuple) else shown(key, value)
     del made["$defs"]["ClassSettings"]["properties"]["max_wait"]["default"]
     made["properties"]["slots"]["default"] = 10
-    for key in ("max_hold", "switch_after", "max_turn"):
-        made["properties"][key]["default"] = shown(key, None)
+    for key, text in _NONE.items():
+        made["properties"][key]["default"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gpu-lease-proxy settings"}
     return head | made
 
