@@ -248,13 +248,21 @@ def knowing(config: str, **values: Any) -> Classifier:
     return Classifier(Settings.model_validate(values), config=parse(config, {}))
 
 
-def asked(method: str, path: str, found: Classifier, name: str | None = None, profile: str | None = None) -> str:
+def asked(
+    method: str,
+    path: str,
+    found: Classifier,
+    name: str | None = None,
+    profile: str | None = None,
+    *,
+    rewritten: bool = True,
+) -> str:
     """What a request comes to: the model and its class, or why there is none."""
     route = found.refine(match_route(method, path.encode()), profile)
     if route.name_in is NameIn.NOWHERE:
         return "no lease"
     try:
-        what = found.classify(route, name, profile)
+        what = found.classify(route, name, profile, rewritten=rewritten)
     except UnknownModel as error:
         return error.message
     return f"{what.model} {what.class_name}"
@@ -503,6 +511,23 @@ def test_a_model_of_a_peer_takes_no_lease_and_no_slot(name: str, full: str, clas
 
 def test_a_bare_name_that_two_peers_have_is_unknown() -> None:
     assert asked("POST", "/v1/completions", knowing(CHOICE), "twice") == "no router for requested model"
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "as_sent"),
+    [
+        ("c", "night", "c llm"),
+        ("a", "night", "a llm"),
+        ("b", "night", "b llm"),
+        ("near", None, "no router for requested model"),
+        ("extra", "night", "no router for requested model"),
+        ("far", None, "there/far llm"),
+    ],
+)
+def test_where_llama_swap_cannot_rewrite_the_name_neither_selectors_nor_pins_count(
+    name: str, profile: str | None, as_sent: str
+) -> None:
+    assert asked("POST", "/v1/completions", knowing(CHOICE), name, profile, rewritten=False) == as_sent
 
 
 # --- labels

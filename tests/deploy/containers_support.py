@@ -138,6 +138,7 @@ class Stack:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {"PROXY_IMAGE": image, "PROXY_BIND": "127.0.0.1", "PROXY_PORT": str(self.port)}
+        self._environment["LLAMA_SWAP_CONFIG_DIR"] = str(ROOT / "tests" / "deploy" / "llama-swap")
 
     def compose(self, *arguments: str, timeout: float = 120) -> str:
         files = ["--file", str(ROOT / "compose.yaml"), "--file", str(ROOT / "tests/deploy/compose.test.yaml")]

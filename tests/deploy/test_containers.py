@@ -70,6 +70,15 @@ def test_speech_arrives_as_audio(client: httpx.Client) -> None:
     assert response.content.startswith(b"RIFF")
 
 
+def test_llama_swaps_configuration_is_read_from_the_mounted_directory(client: httpx.Client) -> None:
+    """Only with it known does the proxy answer by itself, in llama-swap's own words."""
+    response = client.post("/v1/chat/completions", json=CHAT | {"model": "nobody"})
+    assert (response.status_code, response.json()["src"]) == (404, "llama-swap")
+    assert "x-lease-class" not in response.headers
+    asked = client.get("/-/metrics").text
+    assert 'gpu_lease_rejected_total{reason="not_found"} 1.0' in asked
+
+
 def test_embeddings_arrive_as_numbers(client: httpx.Client) -> None:
     response = client.post("/v1/embeddings", json=EMBEDDING)
     assert (response.status_code, response.headers["x-lease-class"]) == (200, "embed")
