@@ -65,6 +65,11 @@ class App:
             self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused, load_seconds=reports.models.all
         )
 
+    @property
+    def reloads(self) -> bool:
+        """Whether there is anything to read again."""
+        return self._knowledge.from_file
+
     def reload(self) -> None:
         """Read llama-swap's configuration again (SIGHUP)."""
         self._knowledge.reload()

@@ -49,7 +49,8 @@ def run_demo(settings: Settings) -> int:
     with _ended_by_signals():
         try:
             with simulator() as url:
-                return _serve(settings.model_copy(update={"upstream_url": url, "shutdown_grace": GRACE}))
+                demo = {"upstream_url": url, "llama_swap_config": None, "shutdown_grace": GRACE}
+                return _serve(settings.model_copy(update=demo))
         except KeyboardInterrupt:
             return 0
 

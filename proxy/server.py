@@ -50,7 +50,8 @@ class Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
             loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._app.reload)
+        if self._app.reloads:
+            loop.add_signal_handler(signal.SIGHUP, self._app.reload)
         try:
             yield
         finally:

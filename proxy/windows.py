@@ -38,9 +38,9 @@ class Windows:
         switch_after = self.switch_after
         if switch_after is None:
             switch_after = min(max(SHORTEST, self._longest(turn) + self._longest(other)), LONGEST)
-        max_turn = self.max_turn
-        if max_turn is None:
-            max_turn = min(max(TURN_FACTOR * switch_after, SHORTEST_TURN), self.max_wait / 2)
+        if self.max_turn is not None:
+            return min(switch_after, self.max_turn), self.max_turn
+        max_turn = min(max(TURN_FACTOR * switch_after, SHORTEST_TURN), self.max_wait / 2)
         return switch_after, max(max_turn, switch_after)
 
     def _longest(self, units: AbstractSet[str]) -> float:

@@ -585,11 +585,6 @@ class Answer:
     body: bytes
 
     @property
-    def is_the_proxys_own(self) -> bool:
-        """Whether the proxy asks for itself: its health check, or what llama-swap has loaded."""
-        return (b"user-agent", b"gpu-lease-proxy") in [(name, value.partition(b"/")[0]) for name, value in self.headers]
-
-    @property
     def json(self) -> Any:
         """The body, parsed."""
         return json.loads(self.body)

@@ -264,9 +264,12 @@ class AnyConfiguration(LockBesideRule):
 
 
 class DisjointSets(LockBesideRule):
-    """No two sets share a model: `batch` bounds turns, and time alone never grants."""
+    """No two sets share a model: `batch` bounds turns, and time alone never grants.
 
-    @initialize(groups=partitions, switch_after=seconds, more=seconds, slots=slot_tables)
+    Given some `switch_after`: without any, who arrives while the turn loads may pass at the next event.
+    """
+
+    @initialize(groups=partitions, switch_after=seconds.filter(bool), more=seconds, slots=slot_tables)
     def begin(
         self, groups: tuple[frozenset[str], ...], switch_after: float, more: float, slots: dict[str, int]
     ) -> None:

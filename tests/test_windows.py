@@ -35,7 +35,7 @@ def test_auto_follows_the_loads_of_the_turn_and_of_who_waits(
 def test_numbers_win_over_measurements() -> None:
     assert windows(30, 90).of({"big"}, {"big"}) == (30, 90)
     assert windows(3, None).of({"big"}, {"big"}) == (3, 60)
-    assert windows(None, 10).of({"big"}, {"big"}) == (80, 80)
+    assert windows(None, 10).of({"big"}, {"big"}) == (10, 10)
 
 
 @given(st.floats(allow_nan=False, min_value=-1e9, max_value=1e12), st.floats(min_value=1, max_value=3600))

@@ -25,6 +25,10 @@ _NOTHING_READY: frozenset[str] = frozenset()
 _SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F)
 
 
+LONGEST_IGNORED = 2048
+"""Characters of a path that `ignorePaths` are tried on: their patterns are somebody's, and may backtrack."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resolution:
     """What a name stands for.
@@ -87,6 +91,7 @@ class Catalog:
         self._selectors = selectors or {}
         self._ignore_paths = ignore_paths
         self._names = Names(local_names(models.values()), remote or {})
+        self._longest = max(map(len, [*self._names.local, *self._names.remote]), default=0)
 
     @classmethod
     def from_config(cls, config: LlamaSwapConfig) -> Catalog:
@@ -136,6 +141,8 @@ class Catalog:
         name = ""
         for place, segment in enumerate(segments):
             name = f"{name}/{segment}" if name and segment else name or segment
+            if len(name) > self._longest:
+                break
             resolution = self._base(pin or name, name) if segment else None
             if resolution is not None:
                 found = name, resolution, "/" + "/".join(segments[place + 1 :])
@@ -143,7 +150,9 @@ class Catalog:
             return None
         name, resolution, rest = found
         redirect = rest == "/" and not path.endswith("/")
-        ignored = not resolution.remote and any(pattern.search(rest) for pattern in self._ignore_paths)
+        # A longer path is not tried: it then takes a lease, which costs a wait and no more.
+        tried = not resolution.remote and len(rest) <= LONGEST_IGNORED
+        ignored = tried and any(pattern.search(rest) for pattern in self._ignore_paths)
         return UpstreamMatch(resolution, name, rest, redirect, ignored)
 
     def _pins(self, profile: str | None) -> Pins:

@@ -161,6 +161,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
     if _UNLIKE.search(pattern):
         return None
     ours = re.sub(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|\$", lambda match: match[1] or r"\Z", pattern, flags=re.DOTALL)
+    ours = re.sub(r"^\.\*(?![*+?{])", "", ours)  # a search skips what comes before anyway, and in linear time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

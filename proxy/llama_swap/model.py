@@ -16,8 +16,8 @@ COMFYUI_MODEL = "comfyui_auto"
 COMFYUI_SLOTS = 50
 """llama-swap gives the model behind /comfyui/ at least so many."""
 
-IGNORED_BY_DEFAULT = r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)\Z"
-"""llama-swap's default for `upstream.ignorePaths`, with `$` as Go means it."""
+IGNORED_BY_DEFAULT = r"\.(js|json|css|png|gif|jpg|jpeg|ico|txt)\Z"
+"""llama-swap's default for `upstream.ignorePaths`, with `$` as Go means it and without a `.*` in front."""
 
 Strategy = Literal["pin", "warm", "spillover"]
 

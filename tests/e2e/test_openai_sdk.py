@@ -114,7 +114,7 @@ async def test_the_simulator_dying_mid_stream_frees_the_lease_for_the_next(
     stream = await client.chat.completions.create(
         model="chat-a", messages=[{"role": "user", "content": "x"}], stream=True
     )
-    assert await anext(aiter(stream))
+    assert (await anext(aiter(stream))).choices
     await proxy.until(holders=1)
     simulator._process.kill()
     with pytest.raises((openai.APIError, httpx.TransportError)):
