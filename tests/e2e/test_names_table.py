@@ -56,8 +56,9 @@ peers:
   attic: {proxy: "http://127.0.0.1:1", models: [far, both]}
   cellar: {proxy: "http://127.0.0.1:2", models: [both]}
 matrix:
+  vars: {slashed: team/chat}
   sets:
-    one: (q27 | vis | tts | whisper | sd | ranker | team | team/chat | hidden | comfyui_auto | singer) & e
+    one: (q27 | vis | tts | whisper | sd | ranker | team | slashed | hidden | comfyui_auto | singer) & e
     two: q27 & kokoro & e
 """
 GROUPS = """

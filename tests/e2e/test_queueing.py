@@ -62,6 +62,14 @@ class Behind:
     impatient: Call
     patient: Call
 
+    def tell(self, title: str, seen: Seen) -> None:
+        """Prints where the time of the patient one has gone."""
+        assert self.impatient.ended is not None
+        gave_up, total = self.impatient.ended - self.impatient.sent, (self.patient.first_byte or 0) - self.patient.sent
+        waited = f"X-Lease-Wait {self.patient.lease_wait:.2f} s, at llama-swap {seen.age:.2f} s"
+        rows = [("impatient", f"no byte in {gave_up:.2f} s"), ("patient", f"first byte after {total:.2f} s", waited)]
+        table(title, rows)
+
 
 async def behind(scene: Scene, running: str, waiting: str) -> Behind:
     """The long one ends only after the others have waited longer than any request may grow old by itself."""
@@ -75,13 +83,6 @@ async def behind(scene: Scene, running: str, waiting: str) -> Behind:
     await asyncio.sleep(0.2 * patience)
     await scene.back_end.let_go(running)
     await gathered([long, patient])
-    table(
-        f"{waiting} behind {running}, a client waits {patience:.1f} s for a byte",
-        [
-            ("impatient", "timed out" if impatient.status is None else impatient.status),
-            ("patient", patient.status, f"first byte after {(patient.first_byte or 0) - patient.sent:.2f} s"),
-        ],
-    )
     assert (long.status, impatient.status, patient.status) == (200, None, 200)
     assert impatient.first_byte is None
     return Behind(long, impatient, patient)
@@ -92,6 +93,7 @@ async def test_bare_the_wait_falls_inside_the_upstream_request(stage: Stage, run
     async with stage.bare(running, pace=QUICK) as scene:
         calls = await behind(scene, running, waiting)
         long, patient = await scene.back_end.seen(calls.long, calls.patient)
+        calls.tell(f"{waiting} behind {running}, bare", patient)
         assert patient.age > scene.back_end.age_limit
         assert patient.arrived < long.finished < first_byte(patient)
 
@@ -102,6 +104,7 @@ async def test_through_the_proxy_the_wait_falls_outside_of_it(stage: Stage, runn
         limit = scene.back_end.age_limit
         calls = await behind(scene, running, waiting)
         long, patient = seen = await scene.back_end.seen(calls.long, calls.patient)
+        calls.tell(f"{waiting} behind {running}, through the proxy", patient)
         assert max(each.age for each in seen) <= limit
         assert -0.05 < patient.arrived - long.finished < SLACK, "it is sent when the long one is over, and at once"
         assert calls.patient.lease_wait >= limit
