@@ -32,12 +32,12 @@ class Undecidable(ValueError):
     """No model can be told from this request; the message is one sentence for the client."""
 
 
-def checked_name(raw: bytes) -> str:
+def checked_name(raw: bytes, limit: int = MAX_NAME) -> str:
     """The name that these bytes are, if they can be one."""
     if not raw:
         raise Undecidable("The model name is empty; use one that /v1/models lists.")
-    if len(raw) > MAX_NAME:
-        raise Undecidable(f"The model name is longer than {MAX_NAME} bytes; use one that /v1/models lists.")
+    if len(raw) > limit:
+        raise Undecidable(f"The model name is longer than {limit} bytes; use one that /v1/models lists.")
     try:
         return raw.decode()
     except UnicodeDecodeError:

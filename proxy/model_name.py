@@ -17,13 +17,16 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.model_form import MAX_NAME, QueryReader, Undecidable, UrlencodedReader, checked_name
+from proxy.model_form import QueryReader, Undecidable, UrlencodedReader, checked_name
 from proxy.model_multipart import MultipartReader, kind_and_parameters
 
 __all__ = ["NameReader", "Undecidable", "body_reader", "is_rewritten", "name_from_query"]
 
+MAX_JSON_NAME = 32 * 1024
+"""Bytes. A valid object is not refused for its name; this only bounds the memory that one may take."""
+
 # `\u0041` is the longest way to write one byte of a name.
-_KEPT = 6 * MAX_NAME
+_KEPT = 6 * MAX_JSON_NAME
 
 _ROOT = re.compile(rb"[{\[]")
 _SEPARATORS = re.compile(rb"[ \t\r\n,]*+")
@@ -261,14 +264,14 @@ def _end(pattern: re.Pattern[bytes], chunk: bytes, position: int) -> int:
 def _unescaped(raw: bytes) -> str:
     """The text of a JSON string, with gjson's reading of what RFC 8259 leaves open: lone surrogates."""
     if len(raw) > _KEPT:
-        return checked_name(raw)
+        return checked_name(raw, MAX_JSON_NAME)
     if not _VALID_STRING.fullmatch(raw):
         raise Undecidable('The value of "model" is not a valid JSON string; escape it as RFC 8259 says.')
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         raise Undecidable('The value of "model" is not valid UTF-8; send it in UTF-8.') from None
-    return checked_name(_ESCAPE.sub(_character, text).encode())
+    return checked_name(_ESCAPE.sub(_character, text).encode(), MAX_JSON_NAME)
 
 
 def _character(escape: re.Match[str]) -> str:

@@ -16,6 +16,10 @@ from proxy.errors import PageNotFound, Refusal
 from proxy.lease import HolderView, Leases, TurnView, WaiterView
 
 
+NAME_SHOWN = 200
+"""Characters of a name: clients may send far longer ones."""
+
+
 def make_pages(
     leases: Leases,
     registry: CollectorRegistry,
@@ -85,5 +89,5 @@ def _waiter(view: WaiterView) -> dict[str, Any]:
 
 
 def _names(view: HolderView | WaiterView) -> dict[str, Any]:
-    names = {"class": view.class_name, "model": view.model, "mode": view.mode}
-    return names if view.requested == view.model else {**names, "requested": view.requested}
+    names = {"class": view.class_name, "model": view.model[:NAME_SHOWN], "mode": view.mode}
+    return names if view.requested == view.model else {**names, "requested": view.requested[:NAME_SHOWN]}

@@ -172,9 +172,9 @@ def test_a_long_key_is_not_the_model() -> None:
 
 
 @pytest.mark.parametrize("unit", ["y", "é", "\\u0041", "\\u20ac", "\\ud83d\\ude00", "\\/"])
-def test_a_name_of_one_kibibyte_passes_and_a_longer_one_does_not(unit: str) -> None:
+def test_a_name_of_32_kibibytes_passes_and_a_longer_one_does_not(unit: str) -> None:
     size = len(json.loads(f'"{unit}"').encode())
-    count = 1024 // size
+    count = 32 * 1024 // size
     assert name_of(f'{{"model":"{unit * count}"}}'.encode()) is not None
     assert name_of(f'{{"model":"{unit * (count + 1)}"}}'.encode()) is None
     assert name_of(f'{{"model":"{unit * 50_000}"}}'.encode()) is None
@@ -622,7 +622,7 @@ def test_memory_does_not_grow_with_the_body(content_type: bytes, before: bytes, 
 def test_memory_does_not_grow_with_the_name(content_type: bytes, before: bytes, after: bytes) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(Undecidable, match="longer than 1024 bytes"):
+        with pytest.raises(Undecidable, match="longer than"):
             fed(content_type, before, b"y" * 65536, 100, after)
         _, peak = tracemalloc.get_traced_memory()
     finally:

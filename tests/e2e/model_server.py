@@ -64,24 +64,29 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Work, then chunk by chunk."""
-        server, script = self.server, self.server.script
-        tag, chunks = self.headers.get("User-Agent", ""), script["chunks"]
-        server.note("arrived", tag)
+        tag = self.headers.get("User-Agent", "")
+        self.server.note("arrived", tag)
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        try:
+            self._answer(tag)
+        finally:
+            self.server.note("finished", tag)
+
+    def _answer(self, tag: str) -> None:
+        server, script = self.server, self.server.script
         time.sleep(script["work"])
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream" if "chat" in self.path else "application/octet-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         server.note("first byte", tag)
-        for number in range(1, chunks + 1):
+        for number in range(1, script["chunks"] + 1):
             if number > 1:
                 time.sleep(script["interval"])
-            while number == chunks and server.script["hold"]:
+            while number == script["chunks"] and server.script["hold"]:
                 time.sleep(HELD_POLL)
             self._chunk(b"data: %d\n\n" % number)
         self._chunk(b"")
-        server.note("finished", tag)
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))

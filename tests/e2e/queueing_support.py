@@ -437,13 +437,13 @@ class RealLlamaSwap(BackEnd):
         times: dict[str, dict[str, float]] = {}
         for line in self._lines():
             times.setdefault(line["tag"], {})[line["event"]] = line["at"]
-        return {tag: self._seen(tag, times.get(tag, {})) for tag in self._finished}
-
-    def _seen(self, tag: str, times: dict[str, float]) -> Seen:
-        # The model server noted the end at its last byte; the log has come through a pipe.
-        status, inside, logged = self._finished[tag]
-        finished = times.get("finished", logged)
-        return Seen(tag, status, finished - inside, times.get("first byte"), finished)
+        # A model server notes an end at its last byte; where none was reached the log, through its pipe, must do.
+        seen: dict[str, Seen] = {}
+        for tag, (status, inside, logged) in self._finished.items():
+            at = times.get(tag, {"finished": logged})
+            if (finished := at.get("finished")) is not None:
+                seen[tag] = Seen(tag, status, finished - inside, at.get("first byte"), finished)
+        return seen
 
     def _lines(self) -> list[dict[str, Any]]:
         path = self._path / "journal"
@@ -566,6 +566,7 @@ class Stage:
         try:
             for model in loaded:
                 assert (await scene.clients.call(model)).status == 200
+            await back_end.seen(*scene.clients.calls)
             await back_end.until_inside(0)
             await back_end.forget()
             scene.clients.calls.clear()

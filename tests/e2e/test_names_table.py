@@ -196,7 +196,7 @@ ROWS = [
     get("/upstream/tts/props", "204", "OPTIONS"),
     get("/upstream/tts/static/x", "tts tts write"),
     get("/upstream/tts/static/x", "409", config="groups"),
-    get("/upstream/tts/ui/app.js", "tts tts read", config="groups"),
+    get("/upstream/tts/ui/app.js", "tts tts write", config="groups"),
     get("/comfyui/", "comfyui_auto image read"),
     get("/comfyui/", "comfyui_auto image read", "POST"),
     get("/comfyui", "301"),
@@ -220,7 +220,7 @@ ROWS = [
     post(CHAT, "tts tts write", "cat", profile="night"),
     post(CHAT, "404", "voice", profile="night"),
     get("/upstream/gpt-4o/props", "vis llm read", profile="night"),
-    form(CHAT, "q27 llm read", b"model=gpt-4o", profile="night"),
+    form("/v1/audio/transcriptions", "vis llm read", parts(("model", "gpt-4o")), MULTIPART, profile="night"),
     # What names none.
     post(CHAT, "404", "both", ours=True),
     post(CHAT, "404", "nobody", ours=True),
@@ -274,7 +274,7 @@ ROWS = [
     get("/foo", "404"),
     get("/favicon.ico", "404"),
     post("/api/models/unload/tts", "200"),
-    # Groups: what stays beside everything takes no lease; speech that a chat does not stop reads.
+    # Groups: what stays beside everything takes no lease; speech writes, for a chat of an exclusive group stops it.
     post(CHAT, "q27 llm read", "q27", config="groups"),
     post(CHAT, "loner llm read", "loner", config="groups"),
     post("/v1/embeddings", "e embed none", "e", config="groups"),
@@ -288,7 +288,7 @@ ROWS = [
 ]
 
 
-def test_the_table_is_long_enough_and_has_no_row_twice() -> None:
+async def test_the_table_is_long_enough_and_has_no_row_twice() -> None:
     assert len(ROWS) >= 60
     assert len({(str(row), row.body, tuple(row.headers.items())) for row in ROWS}) == len(ROWS)
 
