@@ -220,8 +220,11 @@ class Gateway:
             await receive()  # the empty body, after which the server reports a disconnect
             passing.read.set()
             outgoing.stream = lambda: httpx.ByteStream(b"")
-        async with ClientWatch(receive, passing.read):
-            await self._forwarder.exchange(outgoing, _Unleased(), reply)
+        try:
+            async with ClientWatch(receive, passing.read):
+                await self._forwarder.exchange(outgoing, _Unleased(), reply)
+        finally:
+            reply.body_unread = not passing.read.is_set()
 
     async def _switch_profile(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
         """Another profile gives names another meaning: known here before the client knows that it is so."""

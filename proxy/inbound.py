@@ -8,6 +8,7 @@ it comes through a trusted proxy.
 
 from __future__ import annotations
 
+import base64
 import binascii
 import hashlib
 import hmac
@@ -67,7 +68,8 @@ class Inbound:
 
 
 def read_scope(scope: Scope) -> Inbound:
-    """The request of an ASGI scope. Raises BadTarget for a target that is no path, or a host that is not one.
+    """The request of an ASGI scope. Raises BadTarget for a target that is no path or a host that is not one,
+    and AmbiguousHeader for a transfer coding other than chunked.
 
     A target in absolute form (RFC 9112, section 3.2.2) is read as llama-swap reads it: its path counts, and its
     authority takes the place of Host. Whitespace around a value is no part of it (section 5.1), yet a server may have
@@ -75,15 +77,23 @@ def read_scope(scope: Scope) -> Inbound:
     """
     raw_path: bytes = scope["raw_path"]
     headers: RawHeaders = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
-    hosts = sum(name == b"host" for name, _ in headers)
-    if hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
-        raise BadTarget("A request must have exactly one Host field.")  # RFC 9112, section 3.2
+    _check_message(headers, scope["http_version"])
     if not raw_path.startswith(b"/"):
         raw_path, authority = _origin_form(raw_path)
         headers = [(b"host", authority), *((name, value) for name, value in headers if name != b"host")]
     client = scope.get("client")
     peer = client[0] if client else ""
     return Inbound(scope["method"], raw_path, scope["query_string"], headers, peer, scope["scheme"])
+
+
+def _check_message(headers: RawHeaders, version: str) -> None:
+    """What one server checks by itself and another does not, and the next may take differently."""
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (not hosts and version == "1.1"):
+        raise BadTarget("A request must have exactly one Host field.")  # RFC 9112, section 3.2
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and codings != [b"chunked"]:
+        raise AmbiguousHeader("The only transfer coding that is understood is chunked, once.")  # section 6.1
 
 
 def _origin_form(raw_path: bytes) -> tuple[bytes, bytes]:
@@ -105,7 +115,7 @@ def credential(inbound: Inbound) -> str:
         return value.decode("latin-1")
     if space and scheme.lower() == b"basic":
         try:
-            _, colon, password = binascii.a2b_base64(value, strict_mode=True).partition(b":")
+            _, colon, password = base64.b64decode(value, validate=True).partition(b":")
         except binascii.Error:
             colon = password = b""
         if colon and password:

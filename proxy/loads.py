@@ -43,17 +43,20 @@ class StateHistory:
 
     def forget(self) -> None:
         """The stream broke off: what happened until the next snapshot is unknown."""
-        self._states: dict[str, str] = {}
+        self._states: dict[str, str] | None = None
         self._starting: dict[str, tuple[float, float]] = {}
         self._stop_began: float | None = None
         self._stop_seen = float("-inf")
 
     def see(self, states: Mapping[str, str], at: float) -> list[Load]:
         """Take one snapshot, seen `at`; the loads that it ends. A model that is not in it is stopped."""
-        self._note_stops(states, at)
+        known = self._states
+        if known is None:  # whatever is starting began at a time that nobody saw
+            known = {model: state for model, state in states.items() if state == "starting"}
+        self._note_stops(states, known, at)
         loads = []
         for model, state in states.items():
-            before = self._states.get(model, "stopped")
+            before = known.get(model, "stopped")
             if state == "starting" and before != "starting":
                 self._starting[model] = (self._began(at), at)
             elif state == "ready" and model in self._starting:
@@ -65,16 +68,14 @@ class StateHistory:
         self._states = dict(states)
         return loads
 
-    def _note_stops(self, states: Mapping[str, str], at: float) -> None:
+    def _note_stops(self, states: Mapping[str, str], known: Mapping[str, str], at: float) -> None:
         stopping = "stopping" in states.values()
-        gone = any(
-            state == "ready" and states.get(model, "stopped") == "stopped" for model, state in self._states.items()
-        )
+        gone = any(state == "ready" and states.get(model, "stopped") == "stopped" for model, state in known.items())
         if stopping or gone:
             if self._stop_began is None or at - self._stop_seen > SWAP_GAP:
                 self._stop_began = at
             self._stop_seen = at
-        elif any(self._states.get(model) == "stopping" for model in self._states):
+        elif "stopping" in known.values():
             self._stop_seen = at
 
     def _began(self, at: float) -> float:

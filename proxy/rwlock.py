@@ -289,6 +289,7 @@ class FairRWLock:
         self._residency.router, self._slots, self._policy = router, slots, policy
         if restarted:
             self._residency.forget()
+            self._lose_loads(frozenset(self._residency.in_use))
         self._grant()
 
     def _end(self, lease: Lease) -> None:
@@ -304,7 +305,7 @@ class FairRWLock:
         lease.failed = lease.heard = True
         if lease.turn is not None:
             self._residency.fail(lease.claim.units)
-            self._lose_load(lease)
+            self._lose_loads(lease.claim.units)
         self._settle(lease, heard=True)
 
     def _settle(self, lease: Lease, *, heard: bool) -> None:
@@ -329,9 +330,9 @@ class FairRWLock:
             if lease.cold and not lease.failed and lease.granted is not None:
                 self._on_first_answer(lease, now - lease.granted)
 
-    def _lose_load(self, lost: Lease) -> None:
-        """The load of `lost` may not come: whoever of the same units was not answered yet may be loading them now."""
-        units = lost.claim.units - self._residency.proved
+    def _lose_loads(self, units: frozenset[str]) -> None:
+        """Loads of `units` may not come: whoever needs one of them and was not answered yet may be loading it now."""
+        units -= self._residency.proved
         for lease in self._held.values():
             if lease.turn is not None and not lease.heard and not units.isdisjoint(lease.claim.units):
                 lease.cold = True
@@ -366,7 +367,7 @@ class FairRWLock:
         self._residency.leave(lease.claim.units, loading=lease.loading, failed=lease.failed)
         if lease.loading:
             lease.loading = False
-            self._lose_load(lease)
+            self._lose_loads(lease.claim.units)
 
     def _give(self, lease: Lease, turn: Turn | None) -> None:
         """Make `lease` a holder inside `turn` (None for mode none), and only then wake it."""

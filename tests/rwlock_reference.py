@@ -66,6 +66,7 @@ class Request:
     failed: bool = False
     heard: bool = False
     turn: RuleTurn | None = None
+    granted_at: float = 0.0
 
 
 @dataclass(eq=False)
@@ -113,7 +114,7 @@ class Reference:
             self._doubt()
         self.proved &= self.in_use()
         if request.held and request.turn and request.loading:
-            self._lose_load(request)
+            self._lose_loads(request.claim.units)
         self.grant()
 
     def sent(self, request: Request) -> None:
@@ -128,13 +129,19 @@ class Reference:
         self._turn_loaded(request)
         self._end_of_load(request)
 
+    def ready(self, unit: str, since: float) -> None:
+        """llama-swap's report that a model is ready: an answer to all that wait for that load."""
+        for each in self.holders.copy():
+            if each.loading and each.needs_load and unit in each.claim.units and each.granted_at <= since:
+                self.answered(each)
+
     def fail(self, request: Request) -> None:
         if request.held and not request.ended and not request.failed:
             request.failed = request.heard = True
             if request.turn:
                 self._doubt()
                 self.proved -= request.claim.units
-                self._lose_load(request)
+                self._lose_loads(request.claim.units)
         self._turn_loaded(request)
         self._end_of_load(request)
 
@@ -150,8 +157,15 @@ class Reference:
         if changes:
             self.grant()
 
-    def reconfigure(self, router: Router, slots: Callable[[str], int], policy: Policy) -> None:
+    def reconfigure(
+        self, router: Router, slots: Callable[[str], int], policy: Policy, *, restarted: bool = False
+    ) -> None:
+        """Open: a restart stops every model, so R is only what is in use, and in doubt."""
         self.router, self.slots, self.policy = router, slots, policy
+        if restarted:
+            self.resident, self.proved = self.in_use(), frozenset()
+            self._doubt()
+            self._lose_loads(self.in_use())
         self.grant()
 
     # -- the words of the rule
@@ -272,6 +286,7 @@ class Reference:
         self.queue.remove(request)
         units = request.claim.units
         request.held = request.loading = True
+        request.granted_at = self.clock()
         request.turn = self.turn
         request.needs_load = not units <= (self.proved if self.uncertain else self.resident)
         request.stops = self.evict(request.claim, self.resident)
@@ -290,10 +305,10 @@ class Reference:
         self.uncertain = True
         self.moved = self.clock()
 
-    def _lose_load(self, lost: Request) -> None:
+    def _lose_loads(self, units: frozenset[str]) -> None:
         """Beyond the rule: whoever still waits for a first answer of the same models may be loading them now."""
         for each in self._leases():
-            if not each.heard and each.claim.units & (lost.claim.units - self.proved):
+            if not each.heard and each.claim.units & (units - self.proved):
                 each.needs_load = each.loading = True
 
     def _turn_loaded(self, request: Request) -> None:

@@ -76,6 +76,15 @@ def test_a_request_has_one_host(headers: RawHeaders, version: str) -> None:
         read_scope(scope(headers=headers, version=version))
 
 
+@pytest.mark.parametrize(
+    "codings", [[b"gzip, chunked"], [b"chunked", b"chunked"], [b"chunked", b"identity"], [b"identity"], [b"xchunked"]]
+)
+def test_a_body_is_chunked_once_or_not_coded(codings: list[bytes]) -> None:
+    with pytest.raises(AmbiguousHeader, match="chunked, once"):
+        inbound(*((b"transfer-encoding", coding) for coding in codings))
+    inbound((b"transfer-encoding", b" Chunked"))
+
+
 def test_a_request_of_http_1_0_may_have_none() -> None:
     assert read_scope(scope(headers=[], version="1.0")).headers == []
 
@@ -174,7 +183,7 @@ X = (b"x-api-key", b"x")
         ([basic("p"), X], "x"),
         ([basic("")], ""),
         ([authorization("Basic !"), X], "x"),
-        ([authorization("Basic cDpx="), X], "x"),
+        ([authorization("Basic cDpx=x"), X], "x"),
         ([authorization("Bearer b"), basic("user:p")], "b"),
     ],
 )

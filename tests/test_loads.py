@@ -38,7 +38,8 @@ def test_a_stop_by_ttl_long_before_does_not_count() -> None:
 
 def test_repeated_snapshots_change_nothing() -> None:
     starting = {"a": "starting"}
-    assert [load.seconds for load in run((1, starting), (2, starting), (4, {"a": "ready"}), (5, {"a": "ready"}))] == [3]
+    loads = run((0, {}), (1, starting), (2, starting), (4, {"a": "ready"}), (5, {"a": "ready"}))
+    assert [load.seconds for load in loads] == [3]
 
 
 def test_a_failed_load_is_not_a_load_and_a_later_one_starts_afresh() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from random import Random
 
@@ -1007,6 +1008,7 @@ def test_no_report_ends_a_doubt_while_a_lease_with_a_failed_upstream_is_held() -
     bench.warm("A", read("a"))
     broken = bench.ask("B", read("b"))
     broken.fail()
+    broken.fail()
     bench.ask("C", read("c"))
     bench.now = 2.0
     bench.lock.report({"a"}, asked=1.0)
@@ -1127,6 +1129,45 @@ def test_late_news_of_an_ended_lease_changes_nothing() -> None:
     assert (turn.loaded, bench.state()) == (None, [])
 
 
+def test_a_load_reported_ready_answers_all_leases_that_wait_for_it() -> None:
+    bench = Bench(router=sets("abc"))
+    bench.ask("A1", read("a"), at=1.0)
+    bench.ask("A2", read("a"), at=2.0)
+    bench.ask("B", read("b"))
+    bench.lock.ready("a", since=0.9)
+    bench.lock.ready("b", since=2.0)
+    assert bench.state() == ["A1 loads", "A2 loads", "B waits"]
+    bench.lock.ready("a", since=1.0)
+    assert (bench.state(), bench.turns[0].loaded) == (["A1 holds", "A2 loads", "B waits"], 2.0)
+    bench.lock.ready("a", since=2.0)
+    assert bench.state() == ["A1 holds", "A2 loads", "B waits"], "A2 only joined: it waits until it is sent"
+    bench.lock.held[1].sent()
+    assert bench.state() == ["A1 holds", "A2 holds", "B loads"]
+
+
+def test_a_turn_whose_model_was_unloaded_behind_our_back_is_loading_again() -> None:
+    bench = Bench(router=sets("a", "b"))
+    bench.warm("A1", read("a")).release()
+    bench.now = 10.0
+    bench.lock.report(set(), asked=9.0)
+    assert bench.turns[0].loaded is None
+    again = bench.ask("A2", read("a"))
+    bench.now = 14.0
+    again.answered()
+    assert bench.turns[0].loaded == 14.0
+
+
+def test_the_first_answer_of_a_turn_that_had_to_load_is_told_once() -> None:
+    bench = Bench()
+    told: list[tuple[object, float]] = []
+    bench.lock._on_first_answer = lambda lease, passed: told.append((lease.owner, passed))
+    first, second = bench.ask("R1", CHAT), bench.ask("R2", CHAT)
+    bench.now = 5.0
+    first.answered()
+    second.answered()
+    assert told == [("R1", 5.0)]
+
+
 def test_news_of_a_waiter_changes_nothing() -> None:
     bench = Bench()
     bench.warm("W", SPEECH)
@@ -1161,6 +1202,38 @@ def test_reconfigure_with_more_slots_wakes_those_that_waited_for_one() -> None:
     assert bench.state() == ["A1 holds", "E1 holds", "A2 waits", "E2 waits"]
     bench.lock.reconfigure(ClassRouter(), lambda model: 2, Policy())
     assert bench.state() == ["A1 holds", "E1 holds", "E2 holds", "A2 loads"]
+
+
+def test_after_a_restart_only_a_report_or_an_answer_tells_what_is_loaded() -> None:
+    bench = Bench(router=sets("ab"))
+    bench.warm("A1", read("a"))
+    bench.warm("B", read("b")).release()
+    waiting_to_be_sent = bench.ask("A2", read("a"))
+    bench.lock.reconfigure(sets("ab"), lambda model: 10, Policy(), restarted=True)
+    waiting_to_be_sent.sent()
+    bench.ask("B2", read("b"), at=2.0)
+    assert (bench.state(), bench.resident()) == (["A1 holds", "A2 loads", "B2 waits", "in doubt"], "a")
+    waiting_to_be_sent.answered()
+    bench.now = 4.0
+    bench.lock.report({"a"}, asked=3.0)
+    assert bench.state() == ["A1 holds", "A2 holds", "B2 loads"]
+
+
+def test_windows_are_asked_for_the_units_of_the_turn_and_of_the_one_that_waits() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def windows(turn: AbstractSet[str], other: AbstractSet[str]) -> tuple[float, float]:
+        asked.append(("+".join(turn), "+".join(other)))
+        return 3.0, 8.0
+
+    bench = Bench()
+    bench.lock.reconfigure(ClassRouter(), lambda model: 10, Policy(windows=windows))
+    bench.warm("R1", CHAT)
+    bench.ask("W", SPEECH)
+    bench.ask("R2", CHAT, at=2.9)
+    bench.ask("R3", CHAT, at=3.0)
+    assert bench.state() == ["R1 holds", "R2 loads", "W waits", "R3 waits"]
+    assert asked[-1] == ("llm", "tts")
 
 
 def test_reconfigure_with_a_new_router_decides_anew_who_fits() -> None:

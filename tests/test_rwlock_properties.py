@@ -257,10 +257,16 @@ class AnyConfiguration(LockBesideRule):
     def report(self, resident: frozenset[str], age: float) -> None:
         self.tell(resident, age)
 
-    @rule(router=routers, policy=policies(), slots=slot_tables)
-    def reconfigure(self, router: Router, policy: Policy, slots: dict[str, int]) -> None:
-        self.lock.reconfigure(router, slots.__getitem__, policy)
-        self.reference.reconfigure(router, slots.__getitem__, policy)
+    @rule(router=routers, policy=policies(), slots=slot_tables, restarted=st.booleans())
+    def reconfigure(self, router: Router, policy: Policy, slots: dict[str, int], restarted: bool) -> None:
+        self.lock.reconfigure(router, slots.__getitem__, policy, restarted=restarted)
+        self.reference.reconfigure(router, slots.__getitem__, policy, restarted=restarted)
+
+    @rule(unit=units, age=seconds)
+    def ready(self, unit: str, age: float) -> None:
+        since = self.clock.now - age
+        self.lock.ready(unit, since=since)
+        self.reference.ready(unit, since)
 
 
 class DisjointSets(LockBesideRule):

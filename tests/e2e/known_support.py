@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Pair:
     @property
     def url(self) -> str:
         """Where clients go."""
-        return self.proxy.url
+        return f"http://127.0.0.1:{self.proxy.port}"
 
     async def untroubled(self) -> None:
         """Asserts that nothing waited inside, no model was stopped in use, and that nothing is held any more."""
@@ -46,13 +46,18 @@ class Pair:
 async def known(config: str, *, time_scale: float = 0.05, **settings: Any) -> AsyncIterator[Pair]:
     """Both, started; `settings` are the proxy's."""
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "llama-swap.yaml")
-        path.write_text(config, encoding="utf-8")
+        path = written(Path(directory, "llama-swap.yaml"), config)
         async with (
             Simulator(path, time_scale=time_scale) as simulator,
             Proxy(simulator.url, llama_swap_config=str(path), **settings) as proxy,
         ):
             yield Pair(simulator, proxy, path)
+
+
+def written(path: Path, config: str) -> Path:
+    """`path`, with that configuration in it."""
+    path.write_text(config, encoding="utf-8")
+    return path
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +112,13 @@ async def arriving(client: httpx.AsyncClient, order: Iterable[str], every: float
         await asyncio.sleep(max(0.0, begin + place * every - time.monotonic()))
         tasks.append(asyncio.create_task(asked(client, kind, model)))
     return await asyncio.gather(*tasks)
+
+
+async def eventually(true: Callable[[], Awaitable[bool]], limit: float = 5.0) -> None:
+    """Returns once `true` is."""
+    async with asyncio.timeout(limit):
+        while not await true():  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.02)
 
 
 def table(title: str, head: Sequence[object], rows: Iterable[Sequence[object]]) -> None:

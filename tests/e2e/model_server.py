@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             self._answer(tag)
-        finally:
+        except ConnectionError:
             self.server.note("finished", tag)
 
     def _answer(self, tag: str) -> None:
@@ -86,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             while number == script["chunks"] and server.script["hold"]:
                 time.sleep(HELD_POLL)
             self._chunk(b"data: %d\n\n" % number)
+        server.note("finished", tag)  # before the end, at which llama-swap may stop this server at once
         self._chunk(b"")
 
     def _chunk(self, data: bytes) -> None:

@@ -437,7 +437,7 @@ class RealLlamaSwap(BackEnd):
         times: dict[str, dict[str, float]] = {}
         for line in self._lines():
             times.setdefault(line["tag"], {})[line["event"]] = line["at"]
-        # A model server notes an end at its last byte; where none was reached the log, through its pipe, must do.
+        # A model server notes an end when it comes; where none was reached the log, through its pipe, must do.
         seen: dict[str, Seen] = {}
         for tag, (status, inside, logged) in self._finished.items():
             at = times.get(tag, {"finished": logged})

@@ -317,6 +317,17 @@ async def test_however_a_body_is_framed_what_reaches_the_upstream_had_a_lease_of
         assert all(seen.head.startswith((request_line[:-8].encode(), b"GET /upstream")) for seen in upstream.seen)
 
 
+@pytest.mark.parametrize("request_line", [UNLOAD, "POST /v1/audio/speech HTTP/1.1"])
+async def test_a_length_with_whitespace_around_it_is_a_length(
+    request_line: str, proxy: Proxy, upstream: Upstream
+) -> None:
+    for length in ("17 ", " \t17\t ", "0017"):
+        head, _ = await once(proxy, lines(request_line, "Host: a", JSON, f"Content-Length: {length}", body=SPEECH))
+        assert status_of(head) == 200
+        assert upstream.seen[-1].body == SPEECH
+        assert (b"content-length", length.strip().encode()) in upstream.seen[-1].headers
+
+
 async def leases(proxy: Proxy) -> Counter[str]:
     """How many exchanges have been under a lease, by class."""
     text = (await proxy.client.get("/-/metrics")).text

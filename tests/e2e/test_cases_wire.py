@@ -781,6 +781,20 @@ async def test_an_early_refusal_of_a_body_that_is_still_being_sent_passes(proxy:
         await upstream.restart()
 
 
+async def test_a_refusal_after_the_body_was_passed_on_leaves_the_connection_open(
+    proxy: Proxy, upstream: Upstream
+) -> None:
+    upstream.script = raw(b"")
+    async with RawClient(proxy.port) as client:
+        for framing, body in (("Content-Length: 2", b"{}"), ("Transfer-Encoding: chunked", pieces(b"{}"))):
+            client.send(lines("POST /unload HTTP/1.1", "Host: test", framing, body=body))
+            got = await client.head()
+            assert status_of(got) == 502
+            assert b"connection" not in dict(fields_of(got))
+            await body_after(client, got)
+    assert [seen.body for seen in upstream.seen] == [b"{}", b"{}"]
+
+
 @pytest.mark.parametrize("leave", [RawClient.close, RawClient.reset])
 async def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing(
     leave: Any, proxy: Proxy, upstream: Upstream, stack: Stack

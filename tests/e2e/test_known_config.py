@@ -131,7 +131,7 @@ models:
   c: {simulator: {load: 6, stop: 1, work: 2, chunks: 8, chunk_interval: 1}}
 """
 AGENTS_SCALE = 0.02
-ORDER = "abaacabc" * 3
+ORDER = "abaacabc" * 2
 EVERY = 4 * AGENTS_SCALE
 AGENT_LOAD, AGENT_REQUEST = 7 * AGENTS_SCALE, 10 * AGENTS_SCALE
 
