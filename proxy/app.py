@@ -13,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from proxy import __version__
 from proxy.body import Spool
+from proxy.entrance import Entrance
 from proxy.errors import Refusal
 from proxy.follow import Follower
 from proxy.forward import Forwarder
-from proxy.gateway import Entrance, Gateway, Reply
+from proxy.gateway import Gateway
 from proxy.health import Health
 from proxy.inbound import Keys, Trust, read_scope
 from proxy.knowledge import Knowledge
@@ -24,6 +25,7 @@ from proxy.lease import Bounds, Leases
 from proxy.loads import LoadTimes
 from proxy.metrics import Metrics
 from proxy.pages import make_pages
+from proxy.reply import Reply
 from proxy.reports import Reports
 from proxy.rwlock import Policy
 from proxy.settings import Settings

@@ -7,35 +7,29 @@ back, and inside it the end of the upstream's body gives it back even earlier.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 import httpx
 import structlog
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from proxy.body import Body, Passing, Spool
-from proxy.classify import Classification
+from proxy.body import Body, Passing
+from proxy.entrance import Entrance
 from proxy.errors import (
     BodyTooLarge,
     ClientGone,
     CutStream,
-    KeyMissing,
     ModelUndecidable,
     Refusal,
-    Unauthorized,
     WebSocketRefused,
 )
-from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing, request_headers
-from proxy.inbound import Inbound, Keys, RawHeaders, Trust, read_scope
+from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing
+from proxy.inbound import Inbound, read_scope
 from proxy.knowledge import Knowledge
 from proxy.lease import Hold, Leases
 from proxy.model_name import NameReader, Undecidable, body_reader, is_rewritten
+from proxy.reply import Reply
 from proxy.routes import NameIn, Route, match_route
 from proxy.watch import ClientWatch
 
@@ -45,10 +39,6 @@ CLIENT_LEFT = 499
 """The code under which a client that left before an answer is counted (nginx's)."""
 
 PROFILE_PATH = b"/api/profiles/active"
-
-DISCARD_SECONDS = 2.0
-"""How long a refused client may go on sending. Closing with bytes unread is a reset, which can destroy the answer
-before the client has read it (RFC 9112, section 9.6); clients that read only after sending need this time."""
 
 
 class Accounts(Protocol):
@@ -69,93 +59,6 @@ class Accounts(Protocol):
     def exchange_ended(self, class_name: str, outcome: str) -> None:
         """An exchange under a lease ended: ok, cancelled, upstream_error or upstream_truncated."""
         ...
-
-
-@dataclass(slots=True)
-class Reply:
-    """The way back to the client; knows what has been sent."""
-
-    send: Send
-    status: int | None = None
-    classification: Classification | None = None
-    hold: Hold | None = None
-    anthropic: bool = False
-    accept: bytes = b""
-    body_unread: bool = False
-
-    async def __call__(self, message: Message) -> None:
-        """Pass a message on."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        await self.send(message)
-
-    def lease_headers(self) -> RawHeaders:
-        """The fields that tell the client of its lease; none on routes that have no model."""
-        if self.classification is None or self.hold is None:
-            return []
-        waited = self.hold.ticket.waited
-        return [
-            (b"x-lease-class", self.classification.class_name.encode()),
-            (b"x-lease-wait", b"%.3f" % waited),
-            (b"server-timing", b"lease;dur=%.1f" % (waited * 1000)),
-        ]
-
-    async def refuse(self, error: Refusal, receive: Receive) -> None:
-        """Answer with `error`. A body that was not read closes the connection, for it stands in the way of the next."""
-        content_type, body = error.render(anthropic=self.anthropic, accept=self.accept)
-        headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        headers += error.headers() + self.lease_headers()
-        if self.body_unread:
-            headers.append((b"connection", b"close"))
-        await self({"type": "http.response.start", "status": error.status, "headers": headers})
-        await self({"type": "http.response.body", "body": body, "more_body": self.body_unread})
-        if self.body_unread:
-            await _discard(receive)
-            await self({"type": "http.response.body", "body": b""})
-
-
-async def _discard(receive: Receive) -> None:
-    """Take what the client still sends, and drop it."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_SECONDS):
-            while (await receive()).get("more_body"):
-                pass
-
-
-@dataclass(frozen=True, slots=True)
-class Entrance:
-    """Who and what may come in.
-
-    `keys` are the proxy's own: where there are any, `upstream_key` takes the place of the client's credential. Else
-    `llama_swap_keys` count, which llama-swap checks again: the credential passes.
-    """
-
-    keys: Keys
-    trust: Trust
-    spool: Spool
-    max_body: int
-    llama_swap_keys: Callable[[], tuple[str, ...]]
-    upstream_key: Callable[[], str | None]
-
-    def identify(self, inbound: Inbound, *, keyless: bool) -> str:
-        """Who the request counts against. Raises Unauthorized or KeyMissing where a key is needed and there is none."""
-        if self.keys and not keyless:
-            return self.keys.check(inbound)
-        if not keyless and (keys := _keys(self.llama_swap_keys())):
-            try:
-                return keys.check(inbound)
-            except Unauthorized:
-                raise KeyMissing from None
-        return self.trust.client_address(inbound)
-
-    def headers(self, inbound: Inbound) -> RawHeaders:
-        """The fields for llama-swap."""
-        return request_headers(inbound, self.trust.forwarded(inbound), self.upstream_key(), keyed=bool(self.keys))
-
-
-@lru_cache(1)
-def _keys(keys: tuple[str, ...]) -> Keys:
-    return Keys(keys)
 
 
 class Gateway:

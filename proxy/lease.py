@@ -23,6 +23,7 @@ from proxy.classify import Classification
 from proxy.errors import ClientQueueFull, Draining, QueueFull, QueueTimeout
 from proxy.router import Router
 from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
+from proxy.views import HolderView, Snapshot, TurnView, WaiterView
 
 log = structlog.get_logger("gpu_lease_proxy")
 
@@ -100,51 +101,6 @@ class Observer(Protocol):
     def hold_overlong(self, class_name: str) -> None:
         """A lease has been held for more than `max_hold`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class HolderView:
-    """A held lease, as `/-/queue` shows it; seconds."""
-
-    id: int
-    class_name: str
-    model: str
-    requested: str
-    mode: str
-    held_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WaiterView:
-    """A waiter, as `/-/queue` shows it; `position` counts from 1."""
-
-    id: int
-    position: int
-    class_name: str
-    model: str
-    requested: str
-    mode: str
-    waited_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TurnView:
-    """The current turn."""
-
-    class_name: str
-    mode: str
-    models: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All there is to see at one moment."""
-
-    policy: str
-    turn: TurnView | None
-    holders: tuple[HolderView, ...]
-    waiters: tuple[WaiterView, ...]
 
 
 class Leases:

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.errors import PageNotFound, Refusal
-from proxy.lease import HolderView, Leases, TurnView, WaiterView
-
+from proxy.lease import Leases
+from proxy.views import HolderView, TurnView, WaiterView
 
 NAME_SHOWN = 200
 """Characters of a name: clients may send far longer ones."""

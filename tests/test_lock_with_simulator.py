@@ -97,6 +97,7 @@ class World:
         self._history = StateHistory()
         self._news = asyncio.Event()
         self.excused = 0
+        self.unleased = any(self.claim(name).mode == "none" for name in config.models)
         self.journal.queued = self._note_queued  # type: ignore[method-assign]
 
     def _note_queued(self, entry: Entry, length: int) -> None:
@@ -106,15 +107,19 @@ class World:
             Journal.queued(self.journal, entry, length)
 
     def _is_excused(self, model: str) -> bool:
-        """Two waits inside are known, and end with a load; nobody is in use who would have to be stopped.
+        """Three waits inside are known, and end with a load; nobody is in use who would have to be stopped.
 
-        A load whose clients have all left goes on, and whoever comes next waits it out. And with groups, where each
-        request stops its neighbours, one for a resident model waits while somebody else's load still stops the same.
+        A load whose clients have all left goes on, and whoever comes next waits it out. With groups, where each request
+        stops its neighbours, one for a resident model waits while somebody else's load still stops the same. And a
+        model that takes no lease, because it fits beside all others, may have to be loaded itself during a swap, when
+        both the old model and the new one count as resident.
         """
         swaps = list(self.swapper._swaps.values())
         stops = stopped_by(self.swapper.config, model, self.swapper.resident(model))
         if any(self.swapper.running[other] for other in stops):
             return False
+        if self.claim(model).mode == "none":
+            return True
         twice = self.swapper.states[model] == "ready" and not any(
             swap.model in stops or model in swap.stops for swap in swaps
         )
@@ -240,7 +245,7 @@ TRAFFIC = st.builds(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.one_of(matrices(), groupings()), traffic=TRAFFIC)
 def test_behind_the_lock_nothing_waits_inside_and_no_model_in_use_is_stopped(
     policy: Literal["batch", "fifo"], text: str, traffic: Traffic
@@ -253,7 +258,7 @@ def test_behind_the_lock_nothing_waits_inside_and_no_model_in_use_is_stopped(
         await play(world, traffic)
         world.check()
         if not traffic.leaving:
-            assert not world.excused or "groups" in text
+            assert not world.excused or "groups" in text or world.unleased
             assert world.served + world.failed == traffic.requests
 
     in_virtual_time(work())

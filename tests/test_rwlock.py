@@ -1129,7 +1129,7 @@ def test_late_news_of_an_ended_lease_changes_nothing() -> None:
     assert (turn.loaded, bench.state()) == (None, [])
 
 
-def test_a_load_reported_ready_answers_all_leases_that_wait_for_it() -> None:
+def test_a_load_reported_ready_is_the_answer_for_the_lease_that_needed_it() -> None:
     bench = Bench(router=sets("abc"))
     bench.ask("A1", read("a"), at=1.0)
     bench.ask("A2", read("a"), at=2.0)

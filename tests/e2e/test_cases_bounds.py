@@ -145,7 +145,7 @@ async def test_case_70_a_refusal_that_leaves_the_body_unread_closes_the_connecti
 async def test_case_70_a_refused_client_that_never_sends_its_body_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.gateway.DISCARD_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.reply.DISCARD_SECONDS", 0.05)
     async with Upstream() as upstream, InProcess(upstream.url, max_body=10) as proxy, RawClient(proxy.port) as client:
         client.send(f"POST {CHAT_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n".encode())
         refused = await client.answer()

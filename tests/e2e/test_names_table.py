@@ -186,8 +186,8 @@ ROWS = [
     get("/upstream/team%2fchat/props", "team/chat llm read"),
     get("/upstream/hidden/props", "hidden llm read"),
     get("/upstream/attic/far/props", "attic/far llm none"),
-    get("/upstream/pinned/props", "404"),
-    get("/upstream/nobody/props", "404"),
+    get("/upstream/pinned/props", "404", ours=True),
+    get("/upstream/nobody/props", "404", ours=True),
     get("/upstream/tts", "301"),
     get("/upstream/tts", "308", "POST"),
     get("/upstream/team/chat", "301"),
@@ -218,7 +218,7 @@ ROWS = [
     post(CHAT, "attic/both llm none", "attic/both"),
     post(CHAT, "vis llm read", "gpt-4o", profile="night"),
     post(CHAT, "tts tts write", "cat", profile="night"),
-    post(CHAT, "404", "voice", profile="night"),
+    post(CHAT, "404", "voice", profile="night", ours=True),
     get("/upstream/gpt-4o/props", "vis llm read", profile="night"),
     form("/v1/audio/transcriptions", "vis llm read", parts(("model", "gpt-4o")), MULTIPART, profile="night"),
     # What names none.
@@ -284,7 +284,7 @@ ROWS = [
     post("/v1/embeddings", "bge-m3 embed read", "bge-m3", config="plain"),
     post("/v1/audio/speech", "chat tts write", "chat", config="plain"),
     post(CHAT, "chat llm read", "chat", config="plain"),
-    get("/comfyui/", "404", config="plain"),
+    get("/comfyui/", "404", config="plain", ours=True),
 ]
 
 
