@@ -245,7 +245,7 @@ TRAFFIC = st.builds(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=st.one_of(matrices(), groupings()), traffic=TRAFFIC)
 def test_behind_the_lock_nothing_waits_inside_and_no_model_in_use_is_stopped(
     policy: Literal["batch", "fifo"], text: str, traffic: Traffic
