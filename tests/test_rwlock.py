@@ -1059,6 +1059,15 @@ def test_whoever_joined_a_load_that_fails_counts_as_loading_until_its_own_answer
     assert bench.state() == ["A1 holds", "A2 holds", "in doubt"]
 
 
+def test_a_lost_load_of_a_model_that_has_answered_concerns_nobody_else() -> None:
+    bench = Bench(router=sets("ab"))
+    bench.warm("A1", read("a"))
+    leaves, stays = bench.ask("A2", read("a")), bench.ask("A3", read("a"))
+    stays.sent()
+    leaves.release()
+    assert bench.state() == ["A1 holds", "A3 holds", "in doubt"]
+
+
 def test_in_doubt_only_a_model_that_answers_in_use_is_known_to_need_no_load() -> None:
     bench = Bench(router=sets("ab"))
     bench.warm("A1", read("a"))

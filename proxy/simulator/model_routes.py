@@ -28,12 +28,13 @@ class ModelRoutes:
         content_type = exchange.headers.get("content-type", "")
         reading = read_request(exchange.method, exchange.query, content_type, body)
         exchange.entry.requested = reading.model or None
-        name = self.names.pinned(reading.model)
+        name = self.names.pinned(reading.model) if reading.rewritten else reading.model
         if not name:
             await exchange.error(404, "no model id could be identified")
             return
         try:
-            target = self.names.resolve(name, self.swapper.states)
+            states = self.swapper.states
+            target = self.names.resolve(name, states) if reading.rewritten else self.names.base(name)
         except NoTargetError as error:
             await exchange.error(503, str(error))
             return

@@ -21,6 +21,7 @@ class Reading:
     model: str
     stream: bool
     body: dict[str, Any]  # the JSON object, or the form's fields, as far as they could be read
+    rewritten: bool = True  # whether profile pins and selectors apply: only where the name can be replaced (measured)
 
 
 def read_request(method: str, query: bytes, content_type: str, body: bytes) -> Reading:
@@ -31,17 +32,18 @@ def read_request(method: str, query: bytes, content_type: str, body: bytes) -> R
         return _from_json(body)
     if "multipart/form-data" in content_type:
         fields = _multipart(content_type, body)
-        return _from_fields([] if fields is None else in_query + fields)
+        beaten = any(name == "model" for name, _ in in_query)
+        return _from_fields([] if fields is None else in_query + fields, rewritten=not beaten)
     if method in {"POST", "PUT", "PATCH"} and _media_type(content_type) == "application/x-www-form-urlencoded":
-        return _from_fields(_urlencoded(body) + in_query)
-    return _from_fields(in_query)
+        return _from_fields(_urlencoded(body) + in_query, rewritten=False)
+    return _from_fields(in_query, rewritten=False)
 
 
-def _from_fields(pairs: list[tuple[str, str]]) -> Reading:
+def _from_fields(pairs: list[tuple[str, str]], *, rewritten: bool = True) -> Reading:
     first: dict[str, str] = {}
     for name, value in pairs:
         first.setdefault(name, value)
-    return Reading(first.get("model", ""), first.get("stream") == "true", dict(first))
+    return Reading(first.get("model", ""), first.get("stream") == "true", dict(first), rewritten)
 
 
 def _urlencoded(text: bytes) -> list[tuple[str, str]]:

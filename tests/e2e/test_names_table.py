@@ -221,6 +221,8 @@ ROWS = [
     post(CHAT, "404", "voice", profile="night", ours=True),
     get("/upstream/gpt-4o/props", "vis llm read", profile="night"),
     form("/v1/audio/transcriptions", "vis llm read", parts(("model", "gpt-4o")), MULTIPART, profile="night"),
+    form("/v1/audio/voices", "q27 tts write", b"model=gpt-4o", profile="night"),
+    form("/v1/audio/speech?model=gpt-4o", "q27 tts write", b"x", "text/plain", profile="night"),
     # What names none.
     post(CHAT, "404", "both", ours=True),
     post(CHAT, "404", "nobody", ours=True),
