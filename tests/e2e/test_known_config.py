@@ -111,15 +111,9 @@ async def test_case_73_fifteen_chats_and_fifteen_embeddings_at_once_meet_no_limi
         kinds = [("chat", "q27"), ("embed", "e")] * 15
         calls = await asyncio.gather(*(asked(client, *kind) for kind in kinds))
         assert [each.status for each in calls] == [200] * 30
-        log = await pair.simulator.log()
-        assert most_at_once(served(log, "q27")) <= 10
-        assert most_at_once(served(log, "e")) <= 4
+        inside = (await pair.simulator.log())["requests"]
+        assert [each["status"] for each in inside] == [200] * 30, "llama-swap itself refused one above its limit"
         await pair.untroubled()
-
-
-def most_at_once(requests: list[dict[str, float]]) -> int:
-    """The most of these that were inside at one time."""
-    return max(sum(a["arrived"] <= b["arrived"] < a["finished"] for a in requests) for b in requests)
 
 
 # Three agents on three models of which each excludes the others.
