@@ -237,7 +237,7 @@ class Reference:
             return self._grant_first(self.queue)
         if self.turn is not None:
             now, max_turn = self.clock(), self.policy.max_turn
-            loaded = min(now, self.turn.begun + max_turn) if self.turn.loaded is None else self.turn.loaded
+            loaded = min(now if self.turn.loaded is None else self.turn.loaded, self.turn.begun + max_turn)
             since = max(loaded, other.arrived)
             if now < since + max_turn:
                 mine = [each for each in self.queue if self._is_mine(each, other, since)]

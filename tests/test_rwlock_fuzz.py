@@ -319,7 +319,7 @@ class Schedule:
     def check_max_turn(self, queue: list[Lease], turn: Turn) -> None:
         others = (each for each in queue if not self.in_turn(each, turn))
         if first := next(others, None):
-            loaded = min(self.now, turn.begun + self.policy.max_turn) if turn.loaded is None else turn.loaded
+            loaded = min(self.now if turn.loaded is None else turn.loaded, turn.begun + self.policy.max_turn)
             assert self.now < max(loaded, first.arrived) + self.policy.max_turn, "a turn gave past max_turn"
 
     def in_turn(self, lease: Lease, turn: Turn) -> bool:

@@ -104,7 +104,7 @@ class WatchedLock(FairRWLock):
             return
         others = [each for each in self.waiting if each.claim.mode != "none" and not self.takes(turn, each)]
         if others:
-            loaded = min(self._clock(), turn.begun + self._policy.max_turn) if turn.loaded is None else turn.loaded
+            loaded = min(self._clock() if turn.loaded is None else turn.loaded, turn.begun + self._policy.max_turn)
             end = max(loaded, others[0].arrived) + self._policy.max_turn
             assert self._clock() < end, "promise 4: a turn gave something past max_turn"
 
