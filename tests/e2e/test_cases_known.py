@@ -1,4 +1,4 @@
-"""The cases of cases_known.md, with llama-swap's configuration known: names, auth, health under load, reloads."""
+"""The cases of cases.md, with llama-swap's configuration known: names, auth, health under load, reloads."""
 
 from __future__ import annotations
 
@@ -367,6 +367,6 @@ async def test_case_83_a_step_of_the_wall_clock_moves_no_wait_and_times_nobody_o
 
 
 def test_the_cases_are_told_in_words() -> None:
-    told = (Path(__file__).parents[1] / "cases_known.md").read_text(encoding="utf-8")
+    told = (Path(__file__).parents[1] / "cases.md").read_text(encoding="utf-8")
     for number in (44, 58, 59, 63, 64, 73, 80, 81, 83):
         assert f"**{number}. " in told
