@@ -7,7 +7,7 @@ back, and inside it the end of the upstream's body gives it back even earlier.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import httpx
@@ -24,10 +24,11 @@ from proxy.errors import (
     Refusal,
     WebSocketRefused,
 )
-from proxy.forward import RETRY_SECONDS, Forwarder, Outgoing
+from proxy.exchange import Accounts, Exchanger, Unleased
+from proxy.forward import Forwarder, Outgoing
 from proxy.inbound import Inbound, read_scope
 from proxy.knowledge import Knowledge
-from proxy.lease import Hold, Leases
+from proxy.lease import Leases
 from proxy.model_name import NameReader, Undecidable, body_reader, is_rewritten
 from proxy.reply import Reply
 from proxy.routes import NameIn, Route, match_route
@@ -39,26 +40,6 @@ CLIENT_LEFT = 499
 """The code under which a client that left before an answer is counted (nginx's)."""
 
 PROFILE_PATH = b"/api/profiles/active"
-
-
-class Accounts(Protocol):
-    """Where finished work is counted."""
-
-    def answered(self, class_name: str, model: str, code: int) -> None:
-        """A request on a model route got the status `code`."""
-        ...
-
-    def refused(self, error: Refusal) -> None:
-        """The proxy gave an answer of its own."""
-        ...
-
-    def head_arrived(self, class_name: str, seconds: float) -> None:
-        """The head of an answer came `seconds` after the request was sent."""
-        ...
-
-    def exchange_ended(self, class_name: str, outcome: str) -> None:
-        """An exchange under a lease ended: ok, cancelled, upstream_error or upstream_truncated."""
-        ...
 
 
 class Gateway:
@@ -74,6 +55,7 @@ class Gateway:
     ) -> None:
         self._leases, self._knowledge, self._forwarder = leases, knowledge, forwarder
         self._accounts, self._entrance = accounts, entrance
+        self._exchanger = Exchanger(forwarder, entrance, accounts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises CutStream where the answer must not end well."""
@@ -125,7 +107,7 @@ class Gateway:
             outgoing.stream = lambda: httpx.ByteStream(b"")
         try:
             async with ClientWatch(receive, passing.read):
-                await self._forwarder.exchange(outgoing, _Unleased(), reply)
+                await self._forwarder.exchange(outgoing, Unleased(), reply)
         finally:
             reply.body_unread = not passing.read.is_set()
 
@@ -154,14 +136,7 @@ class Gateway:
             what = reply.classification = self._knowledge.classify(route, _name(route, reader), rewritten=rewritten)
             hold = reply.hold = self._leases.hold(what, client)
             async with ClientWatch(receive), hold:
-                outgoing = Outgoing(
-                    inbound,
-                    self._entrance.headers(inbound),
-                    body.stream,
-                    patience=RETRY_SECONDS,
-                    added=reply.lease_headers,
-                )
-                await self._forwarder.exchange(outgoing, _Leased(hold, what.class_name, self._accounts), reply)
+                await self._exchanger.run(inbound, hold, body.stream, reply, reply.lease_headers)
 
 
 def _reader(route: Route, inbound: Inbound) -> NameReader | None:
@@ -180,26 +155,7 @@ def _name(route: Route, reader: NameReader | None) -> str:
         raise ModelUndecidable(str(error)) from error
 
 
-class _Unleased:
-    """Listens to an exchange that has no lease."""
-
-    def sent(self) -> None:
-        """Nothing hangs on it."""
-
-    def head(self, status: int, seconds: float) -> None:
-        """Nothing hangs on it."""
-
-    def end(self, error: Exception | None) -> None:
-        """Nothing hangs on it."""
-
-    def failed(self) -> None:
-        """Nothing hangs on it."""
-
-    def left(self) -> None:
-        """Nothing hangs on it."""
-
-
-class _ProfileSwitch(_Unleased):
+class _ProfileSwitch(Unleased):
     """Listens to a change of the active profile."""
 
     def __init__(self, knowledge: Knowledge, body: Any) -> None:
@@ -209,45 +165,3 @@ class _ProfileSwitch(_Unleased):
         """llama-swap has changed it, or not."""
         if 200 <= status < 300 and isinstance(self._body, dict):
             self._knowledge.take_profile(self._body.get("name") or None)
-
-
-class _Leased:
-    """Tells the lease what its exchange has come to, and counts how it ended. The release comes first."""
-
-    def __init__(self, hold: Hold, class_name: str, accounts: Accounts) -> None:
-        self._hold, self._class_name, self._accounts = hold, class_name, accounts
-        self._failed = self._over = False
-
-    def sent(self) -> None:
-        """The GPU can be loading for somebody else from now on."""
-        self._hold.lease.sent()
-
-    def head(self, status: int, seconds: float) -> None:
-        """An answer below 500 proves the model loaded; above, nobody knows what is."""
-        if status < 500:
-            self._hold.lease.answered()
-        else:
-            self._failed = True
-            self._hold.lease.fail()
-        self._accounts.head_arrived(self._class_name, seconds)
-
-    def end(self, error: Exception | None) -> None:
-        """The upstream is done: so is the lease. An upstream that broke off may have lost its models."""
-        if error is not None:
-            self._hold.lease.fail()
-        self._finish("upstream_truncated" if error else "upstream_error" if self._failed else "ok")
-
-    def failed(self) -> None:
-        """No answer: what llama-swap has loaded is in doubt."""
-        self._hold.lease.fail()
-        self._finish("upstream_error")
-
-    def left(self) -> None:
-        """The client is gone."""
-        self._finish("cancelled")
-
-    def _finish(self, outcome: str) -> None:
-        self._hold.release()
-        if not self._over:
-            self._over = True
-            self._accounts.exchange_ended(self._class_name, outcome)

@@ -39,7 +39,8 @@ class Route:
 
     `name` is the model's where the path holds or fixes it; under /upstream it is the first segment, and `path` all of
     them, since an id may contain slashes. `class_hint` is the class that the route is made for, where that is evidence.
-    `anthropic` asks for the error envelope of that API; `keyless` routes need no API key.
+    `anthropic` asks for the error envelope of that API; `keyless` routes need no API key. `api` is the text API of the
+    path, one of TEXT_APIS, whose answers can be streamed.
     """
 
     name_in: NameIn
@@ -47,6 +48,7 @@ class Route:
     class_hint: str | None = None
     anthropic: bool = False
     keyless: bool = False
+    api: str | None = None
     rest: str = field(default="", compare=False)
 
 
@@ -69,15 +71,26 @@ _IGNORED = (".js", ".json", ".css", ".png", ".gif", ".jpg", ".jpeg", ".ico", ".t
 """Ends of paths under /upstream/MODEL for which llama-swap loads nothing (its default `upstream.ignorePaths`)."""
 
 
+TEXT_APIS = ("chat/completions", "completions", "responses", "messages")
+_TEXT_API = re.compile(rf"/v1?/({'|'.join(TEXT_APIS)})$")
+
+
 def _anthropic(path: str) -> bool:
     return re.search(r"/v1?/messages(/|$)", path) is not None
+
+
+def _text_api(path: str) -> str | None:
+    found = _TEXT_API.search(path)
+    return found[1] if found else None
 
 
 def _table() -> dict[tuple[str, bytes], Route]:
     """Every path that is known whole. HEAD takes the GET patterns, yet llama-swap then reads the name as in a POST."""
     table = {(method, path.encode()): PASS_KEYLESS for path in _KEYLESS for method in ("GET", "HEAD")}
     for path, hint in _BODY_ROUTES.items():
-        table["POST", path.encode()] = Route(NameIn.BODY, class_hint=hint, anthropic=_anthropic(path))
+        table["POST", path.encode()] = Route(
+            NameIn.BODY, class_hint=hint, anthropic=_anthropic(path), api=_text_api(path)
+        )
     for path, hint in _QUERY_ROUTES.items():
         table["GET", path.encode()] = Route(NameIn.QUERY, class_hint=hint)
         table["HEAD", path.encode()] = Route(NameIn.BODY, class_hint=hint)
@@ -146,4 +159,4 @@ def _under_upstream(rest: str) -> Route:
     if not loads or rest.endswith(_IGNORED):
         return Route(NameIn.NOWHERE, anthropic=anthropic, rest=rest)
     hint = next((hint for path, hint in _BODY_ROUTES.items() if hint and rest.endswith(path)), None)
-    return Route(NameIn.PATH, name=parts[0], class_hint=hint, anthropic=anthropic, rest=rest)
+    return Route(NameIn.PATH, name=parts[0], class_hint=hint, anthropic=anthropic, api=_text_api("/" + rest), rest=rest)

@@ -473,7 +473,7 @@ async def test_a_fault_of_the_proxy_is_a_500_in_the_form_of_all_errors_and_count
         raise RuntimeError("a fault")
 
     async with scene() as (_, proxy):
-        monkeypatch.setattr("proxy.gateway._Leased.sent", fail)
+        monkeypatch.setattr("proxy.exchange._Leased.sent", fail)
         response = await proxy.client.post("/v1/chat/completions", json=CHAT)
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         assert (codes(proxy), rejected(proxy)) == ({"500": 1}, {"internal_error": 1})

@@ -253,3 +253,22 @@ def test_any_target_whatsoever_has_a_route_or_is_refused(method: str, raw_path: 
         except BadTarget:
             continue
         assert (route.name is None) == (route.name_in not in {NameIn.PATH, NameIn.FIXED})
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        (b"/v1/chat/completions", "chat/completions"),
+        (b"/v/completions", "completions"),
+        (b"/v1/responses", "responses"),
+        (b"/v1/messages", "messages"),
+        (b"/v1/messages/count_tokens", None),
+        (b"/v1/embeddings", None),
+        (b"/completion", None),
+        (b"/upstream/org/qwen/v1/chat/completions", "chat/completions"),
+        (b"/upstream/qwen/completions", None),
+        (b"/v1/models", None),
+    ],
+)
+def test_the_text_api_of_a_path_decides_how_its_answer_can_be_streamed(path: bytes, api: str | None) -> None:
+    assert match_route("POST", path).api == api

@@ -51,7 +51,8 @@ def problems(path: Path | None = None, environ: Environment | None = None) -> li
 def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
     found = load(None, {}).model_dump()
     assert found.pop("classes") == {
-        name: {"lease": "auto", "models": (), "max_wait": None} for name in BUILT_IN_CLASSES
+        name: {"lease": "auto", "models": (), "max_wait": None, "keepalive": True, "on_disconnect": "cancel"}
+        for name in BUILT_IN_CLASSES
     }
     assert found == {
         "upstream_url": None,
@@ -67,6 +68,17 @@ def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
         "max_wait": 540,
         "max_queue": 256,
         "max_queue_per_client": 64,
+        "keep_place": 60,
+        "keepalive_after": 3,
+        "keepalive_every": 3,
+        "json_keepalive_after": None,
+        "show_position": False,
+        "flag_incomplete": True,
+        "response_buffer": 16 * 2**20,
+        "max_response_buffers": 256 * 2**20,
+        "stall_timeout": 60,
+        "job_ttl": 3600,
+        "jobs_max_bytes": 2**30,
         "max_body": 256 * 2**20,
         "max_spool": 2 * 2**30,
         "spool_dir": None,
@@ -115,6 +127,17 @@ KEYS: dict[str, tuple[str, object, str, object]] = {
     "max_wait": ("1.5", 1.5, "90", 90.0),
     "max_queue": ("1", 1, "2", 2),
     "max_queue_per_client": ("'1'", 1, "2", 2),
+    "keep_place": ("0", 0.0, "5s", 5.0),
+    "keepalive_after": ("0", 0.0, "500ms", 0.5),
+    "keepalive_every": ("1s", 1.0, "10ms", 0.01),
+    "json_keepalive_after": ("off", None, "2s", 2.0),
+    "show_position": ("true", True, "false", False),
+    "flag_incomplete": ("false", False, "true", True),
+    "response_buffer": ("1MiB", 2**20, "64KiB", 2**16),
+    "max_response_buffers": ("1GiB", 2**30, "32MiB", 2**25),
+    "stall_timeout": ("5s", 5.0, "2m", 120.0),
+    "job_ttl": ("10m", 600.0, "1", 1.0),
+    "jobs_max_bytes": ("1MB", 1_000_000, "1GiB", 2**30),
     "max_body": ("1MB", 1_000_000, "16MiB", 16 * 2**20),
     "max_spool": ("1", 1, "1000", 1000),
     "spool_dir": (str(HERE), HERE, str(TMP), TMP),

@@ -103,6 +103,12 @@ class ClassSettings(_DefaultsForEmptyKeys, BaseModel):
     max_wait: PositiveDuration | None = Field(
         default=None, description="max_wait of this class; unset: the common one."
     )
+    keepalive: bool = Field(default=True, description="Whether waiting streams of this class get keep-alives.")
+    on_disconnect: Literal["cancel", "drain"] = Field(
+        default="cancel",
+        description="What becomes of a running request whose client has left: cancel ends it upstream too; drain reads "
+        "it to its end and keeps the lease until then, for engines that crash on a cancel or work on after it.",
+    )
 
 
 class Settings(_DefaultsForEmptyKeys, BaseSettings):
@@ -172,6 +178,45 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default=64,
         description="How many requests of one client may wait: of one API key where keys are set, else one address.",
     )
+    keep_place: Duration = Field(
+        default=60.0,
+        description="A waiter whose client left gets its place back when the same request returns within this time; 0 "
+        "turns it off.",
+    )
+    keepalive_after: Duration = Field(
+        default=3.0,
+        description="A streamed text request that waited so long gets its head and a comment, so that no client gives "
+        "up; until then refusals keep their status.",
+    )
+    keepalive_every: PositiveDuration = Field(
+        default=3.0, description="The time between two comments, until the first byte from upstream."
+    )
+    json_keepalive_after: DurationOrOff = Field(
+        default=None,
+        description="A plain JSON answer that is awaited for so long gets its head and then spaces; off: never.",
+    )
+    show_position: bool = Field(
+        default=False, description="Tell waiting chat streams their class and place, as reasoning text, every 5s."
+    )
+    flag_incomplete: bool = Field(
+        default=True,
+        description="End a chat stream that lacks its last event with an error, so that no client takes half an answer "
+        "for a whole one.",
+    )
+    response_buffer: Size = Field(
+        default=16 * 2**20,
+        description="How far one answer is read ahead of its client; the lease ends with the reading.",
+    )
+    max_response_buffers: Size = Field(
+        default=256 * 2**20, description="The most that all answers read ahead may take in memory together."
+    )
+    stall_timeout: PositiveDuration = Field(
+        default=60.0, description="A client with a full response_buffer that reads nothing for so long is cut off."
+    )
+    job_ttl: PositiveDuration = Field(default=3600.0, description="How long a finished job and its result are kept.")
+    jobs_max_bytes: Size = Field(
+        default=2**30, description="The most that the requests and results of all jobs may take on disk."
+    )
     max_body: Size = Field(default=256 * 2**20, description="The largest request body.")
     max_spool: Size = Field(
         default=2 * 2**30, description="The most that all waiting bodies together may take on disk."
@@ -180,7 +225,9 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default=None,
         description="The directory for waiting bodies above 1 MiB; unset: the system's one for temporary files.",
     )
-    data_dir: Directory | None = Field(default=None, description="The directory for what must outlive a restart.")
+    data_dir: Directory | None = Field(
+        default=None, description="The directory for jobs. Unset: a temporary one, and no job outlives a restart."
+    )
     slots: Slots = Field(
         default={"*": 10},
         description="At most so many requests of one model run at once: llama-swap's concurrencyLimit. One number, or "
