@@ -155,6 +155,7 @@ def _entrance(settings: Settings, knowledge: Knowledge) -> Entrance:
         Trust(settings.trusted_proxies),
         Spool(settings.max_spool, settings.spool_dir),
         settings.max_body,
+        settings.body_timeout,
         lambda: knowledge.api_keys,
         upstream_key,
     )

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import httpx
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
-from proxy.errors import BodyTooLarge, ClientGone, SpoolFull
+from proxy.errors import BodyTimeout, BodyTooLarge, ClientGone, SpoolFull
 from proxy.model_name import NameReader
 
 MEMORY_LIMIT = 1024 * 1024
@@ -65,14 +65,17 @@ class Body(httpx.AsyncByteStream):
         if self._file is not None:
             self._file.close()
 
-    async def read(self, receive: Receive, limit: int, reader: NameReader | None = None) -> None:
+    async def read(
+        self, receive: Receive, limit: int, reader: NameReader | None = None, *, timeout: float | None = None
+    ) -> None:
         """Read all of it, at most `limit` bytes, showing each piece to `reader`.
 
-        Raises BodyTooLarge, SpoolFull (also when the disk is), or ClientGone when the client leaves before the end.
+        Raises BodyTooLarge, SpoolFull (also when the disk is), BodyTimeout when nothing comes for `timeout` seconds, or
+        ClientGone when the client leaves before the end.
         """
         more = True
         while more:
-            message = await receive()
+            message = await receive_within(receive, timeout)
             if message["type"] == "http.disconnect":
                 raise ClientGone
             chunk: bytes = message.get("body", b"")
@@ -133,19 +136,28 @@ class Body(httpx.AsyncByteStream):
             yield chunk
 
 
+async def receive_within(receive: Receive, timeout: float | None) -> Message:
+    """The next message from the client; raises BodyTimeout when it does not come within that many seconds."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await receive()
+    except TimeoutError:
+        raise BodyTimeout from None
+
+
 class Passing(httpx.AsyncByteStream):
     """The body of a request that takes no lease: handed on piece by piece, while the client sends it."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, receive: Receive, timeout: float | None = None) -> None:
+        self._receive, self._timeout = receive, timeout
         self.read = asyncio.Event()
         """Set once the client has sent everything."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The pieces; raises ClientGone when the client leaves before the end."""
+        """The pieces; raises ClientGone when the client leaves before the end, and BodyTimeout when it stands still."""
         more = True
         while more:
-            message = await self._receive()
+            message = await receive_within(self._receive, self._timeout)
             if message["type"] == "http.disconnect":
                 raise ClientGone
             more = message.get("more_body", False)

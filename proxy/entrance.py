@@ -24,6 +24,7 @@ class Entrance:
     trust: Trust
     spool: Spool
     max_body: int
+    body_timeout: float
     llama_swap_keys: Callable[[], tuple[str, ...]]
     upstream_key: Callable[[], str | None]
 

@@ -10,7 +10,10 @@
         ├── ModelUndecidable  400  model_undecidable
         ├── Unauthorized      401  invalid_api_key
         ├── PageNotFound      404  page_not_found
+        ├── HeadTimeout       408  head_timeout
+        ├── BodyTimeout       408  body_timeout
         ├── BodyTooLarge      413  body_too_large
+        ├── HeadTooLarge      431  head_too_large
         ├── WebSocketRefused  501  websocket_unsupported
         ├── UpstreamFailed    502  upstream_failed
         │   └── UpstreamUnreachable 502  upstream_unreachable
@@ -45,7 +48,9 @@ _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
+    431: "request_too_large",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -149,6 +154,27 @@ class BodyTooLarge(Refusal):
 
     status, code, type = 413, "body_too_large", "invalid_request_error"
     default_message = "The request body is larger than this proxy takes (setting max_body)."
+
+
+class HeadTimeout(Refusal):
+    """The head of a request did not come whole within `head_timeout`."""
+
+    status, code, type = 408, "head_timeout", "invalid_request_error"
+    default_message = "The head of the request took too long (setting head_timeout)."
+
+
+class BodyTimeout(Refusal):
+    """Nothing of an unfinished request body came for `body_timeout`."""
+
+    status, code, type = 408, "body_timeout", "invalid_request_error"
+    default_message = "The body of the request stopped coming (setting body_timeout)."
+
+
+class HeadTooLarge(Refusal):
+    """The head of a request is larger than `max_head`."""
+
+    status, code, type = 431, "head_too_large", "invalid_request_error"
+    default_message = "The head of the request is larger than this proxy takes (setting max_head)."
 
 
 class WebSocketRefused(Refusal):

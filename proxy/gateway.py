@@ -99,7 +99,7 @@ class Gateway:
     # -- without a lease
 
     async def _pass(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
-        passing = Passing(receive)
+        passing = Passing(receive, self._entrance.body_timeout)
         outgoing = Outgoing(inbound, self._entrance.headers(inbound), lambda: passing)
         if not reply.body_unread:
             await receive()  # the empty body, after which the server reports a disconnect
@@ -114,7 +114,7 @@ class Gateway:
     async def _switch_profile(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
         """Another profile gives names another meaning: known here before the client knows that it is so."""
         with Body(self._entrance.spool) as body:
-            await body.read(receive, self._entrance.max_body)
+            await body.read(receive, self._entrance.max_body, timeout=self._entrance.body_timeout)
             reply.body_unread = False
             outgoing = Outgoing(inbound, self._entrance.headers(inbound), body.stream)
             switch = _ProfileSwitch(self._knowledge, await body.json())
@@ -130,7 +130,7 @@ class Gateway:
             raise BodyTooLarge
         with Body(self._entrance.spool) as body:
             reader = _reader(route, inbound)
-            await body.read(receive, self._entrance.max_body, reader)
+            await body.read(receive, self._entrance.max_body, reader, timeout=self._entrance.body_timeout)
             reply.body_unread = False
             rewritten = reader is None or is_rewritten(inbound.first(b"content-type"), inbound.query, inbound.method)
             what = reply.classification = self._knowledge.classify(route, _name(route, reader), rewritten=rewritten)

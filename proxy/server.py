@@ -19,6 +19,7 @@ import uvicorn
 
 from proxy import logs
 from proxy.app import App
+from proxy.protocols import protocol_for
 from proxy.settings import Settings
 
 log = structlog.get_logger("gpu_lease_proxy")
@@ -91,7 +92,12 @@ def run(
     app = App(settings, environ)
     config = uvicorn.Config(
         app,
-        http=settings.http_parser,
+        http=protocol_for(
+            settings.http_parser,
+            head_timeout=settings.head_timeout,
+            max_head=settings.max_head,
+            on_refused=app.metrics.refused,
+        ),
         loop="asyncio",
         ws="none",
         lifespan="on",

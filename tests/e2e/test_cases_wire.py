@@ -24,6 +24,7 @@ from wire_support import (
     body_after,
     connections,
     descriptors,
+    error_of,
     fields_of,
     lines,
     once,
@@ -88,22 +89,6 @@ def chat(*fields: str, **changes: Any) -> bytes:
         f"Content-Length: {len(body)}",
     )
     return lines(*head, *fields, body=body)
-
-
-def error_of(body: bytes) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(body)["error"]
-    return error
-
-
-def xfail_under(parser: str, reason: str, request: pytest.FixtureRequest) -> None:
-    """From here on the test is known to fail under `parser`; strictly, so that a newer server is noticed."""
-    if proxy_parser(request) == parser:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-
-
-def proxy_parser(request: pytest.FixtureRequest) -> str:
-    parser: str = request.node.callspec.params["proxy"]
-    return parser
 
 
 # --- the upstream client
@@ -381,8 +366,6 @@ async def test_case_45_a_target_that_could_be_read_in_two_ways_is_refused(
     target: bytes, proxy: Proxy, upstream: Upstream, request: pytest.FixtureRequest
 ) -> None:
     got, _ = await once(proxy, b"GET %b HTTP/1.1\r\nHost: test\r\n\r\n" % target)
-    if target.startswith(b"ftp:"):
-        xfail_under("httptools", "the server drops the scheme of a target in absolute form", request)
     assert status_of(got) == 400
     assert not upstream.seen
 
@@ -404,7 +387,6 @@ async def test_case_45_a_target_in_absolute_form_is_read_by_its_path(
     got, _ = await once(proxy, lines("GET http://llm.home:8/upstream/tts-a/x%2Fy?a=b HTTP/1.1", "Host: other"))
     assert (b"x-lease-class", b"tts") in fields_of(got)
     assert upstream.seen[0].target == b"/upstream/tts-a/x%2Fy?a=b"
-    xfail_under("httptools", "the server drops the authority of a target in absolute form", request)
     assert [value for name, value in upstream.seen[0].headers if name == b"host"] == [b"llm.home:8"]
 
 
@@ -412,7 +394,6 @@ async def test_case_45_what_follows_a_number_sign_passes(
     proxy: Proxy, upstream: Upstream, request: pytest.FixtureRequest
 ) -> None:
     await once(proxy, lines("GET /v1/models#a?b HTTP/1.1", "Host: test"))
-    xfail_under("httptools", "the server takes what follows # for a fragment and drops it", request)
     assert upstream.seen[0].target == b"/v1/models#a?b"
 
 
@@ -506,9 +487,6 @@ async def test_an_upgrade_that_is_not_one_leaves_the_request_as_it_is(
 ) -> None:
     fields = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
     got, _ = await once(proxy, chat(*fields))
-    if proxy_parser(request) == "httptools":
-        assert not upstream.seen, "the server loses the body, so that the name cannot be read"
-    xfail_under("httptools", "the server loses the body of a request that asks for an upgrade", request)
     assert status_of(got) == 200
     assert upstream.seen[0].json == CHAT
     assert not {b"connection", b"upgrade", b"http2-settings"} & dict(upstream.seen[0].headers).keys()
@@ -616,7 +594,6 @@ async def test_a_304_that_tells_the_length_of_the_200_ends_at_its_head(
     proxy: Proxy, upstream: Upstream, request: pytest.FixtureRequest
 ) -> None:
     upstream.script = raw(head("304 Not Modified", "Content-Length: 100"), close=False)
-    xfail_under("httptools", "the server waits for a body of that length and closes the connection", request)
     async with RawClient(proxy.port) as client:
         for _ in range(2):
             client.send(lines(*GET))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -95,6 +96,12 @@ async def body_after(client: RawClient, head: bytes, *, is_head: bool = False) -
         if b"content-length" in fields:
             return await client.reader.readexactly(int(fields[b"content-length"]))
         return await client.reader.read()
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    """The error object of a refusal."""
+    error: dict[str, Any] = json.loads(body)["error"]
+    return error
 
 
 def status_of(head: bytes) -> int:
