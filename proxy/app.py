@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy import __version__
 from proxy.body import Spool
+from proxy.bridge import Bridge
 from proxy.entrance import Entrance
 from proxy.errors import Refusal
 from proxy.follow import Follower
@@ -63,6 +64,15 @@ class App:
         self.leases.on_doubt = self._follower.look
         self.leases.on_first_answer = reports.first_answer
         self._gateway = Gateway(self.leases, knowledge, Forwarder(self._transport, origin), metrics, self._entrance)
+        self._bridge = Bridge(
+            self.leases,
+            knowledge,
+            metrics,
+            self._entrance,
+            origin,
+            bridged=lambda name: settings.classes[name].websocket == "bridge",
+            idle=settings.websocket_idle,
+        )
         self._pages = make_pages(
             self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused, load_seconds=reports.models.all
         )
@@ -80,6 +90,8 @@ class App:
         """ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await self._bridge(scope, receive, send)
         elif scope["raw_path"].startswith(b"/-/"):
             await self._own_page(scope, receive, send)
         else:

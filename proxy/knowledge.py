@@ -61,6 +61,12 @@ class Knowledge:
         """What the lock counts for llama-swap's model of that id."""
         return self.classifier.units(model)
 
+    def ignores_websockets(self, model: str) -> bool:
+        """Whether llama-swap neither loads nor keeps `model` for a WebSocket (`compat.ignoreWebsockets`)."""
+        config = self.classifier.config
+        local = config.models.get(model) if config is not None else None
+        return local is not None and local.ignore_websockets
+
     def refine(self, route: Route) -> Route:
         """See `Classifier.refine`."""
         return self.classifier.refine(route, self.profile)

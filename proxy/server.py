@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 import uvicorn
+import uvloop
 
 from proxy import logs
 from proxy.app import App
+from proxy.bridge import MAX_MESSAGE
 from proxy.protocols import protocol_for
 from proxy.settings import Settings
 
@@ -77,6 +79,34 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def server_config(app: App, settings: Settings) -> uvicorn.Config:
+    """How uvicorn serves `app`."""
+    config = uvicorn.Config(
+        app,
+        http=protocol_for(
+            settings.http_parser,
+            head_timeout=settings.head_timeout,
+            max_head=settings.max_head,
+            on_refused=app.metrics.refused,
+        ),
+        loop="asyncio",
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE,
+        ws_ping_timeout=60.0,
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        workers=1,
+    )
+    config.timeout_graceful_shutdown = LINGER_SECONDS  # type: ignore[assignment]  # any number of seconds will do
+    return config
+
+
 def run(
     settings: Settings,
     *,
@@ -90,26 +120,7 @@ def run(
     """
     logs.configure(settings.log_format)
     app = App(settings, environ)
-    config = uvicorn.Config(
-        app,
-        http=protocol_for(
-            settings.http_parser,
-            head_timeout=settings.head_timeout,
-            max_head=settings.max_head,
-            on_refused=app.metrics.refused,
-        ),
-        loop="asyncio",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        workers=1,
-    )
-    config.timeout_graceful_shutdown = LINGER_SECONDS  # type: ignore[assignment]  # any number of seconds will do
+    config = server_config(app, settings)
     with _listen(settings.listen_host, settings.listen_port) as listener:
         url = _url(listener)
 
@@ -119,7 +130,8 @@ def run(
                 started(url)
 
         server = Server(config, app, settings.shutdown_grace, on_started)
-        asyncio.run(server.serve(sockets=[listener]))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
     return 0
 
 

@@ -20,10 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import uvicorn
 
 from proxy.app import App
-from proxy.server import LINGER_SECONDS, Server
+from proxy.server import Server, server_config
 from proxy.settings import Settings
 
 CHAT = {"model": "chat-a", "stream": True, "messages": [{"role": "user", "content": "x"}]}
@@ -489,16 +488,7 @@ class InProcess:
 
     async def __aenter__(self) -> Self:
         self.app = App(self.settings)
-        config = uvicorn.Config(
-            self.app,
-            http=self.settings.http_parser,
-            loop="asyncio",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            proxy_headers=False,
-        )
-        config.timeout_graceful_shutdown = LINGER_SECONDS  # type: ignore[assignment]
+        config = server_config(self.app, self.settings)
         started = asyncio.Event()
         self.server = _Unsignalled(config, self.app, self.settings.shutdown_grace, started.set)
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -51,7 +51,14 @@ def problems(path: Path | None = None, environ: Environment | None = None) -> li
 def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
     found = load(None, {}).model_dump()
     assert found.pop("classes") == {
-        name: {"lease": "auto", "models": (), "max_wait": None, "keepalive": True, "on_disconnect": "cancel"}
+        name: {
+            "lease": "auto",
+            "models": (),
+            "max_wait": None,
+            "keepalive": True,
+            "on_disconnect": "cancel",
+            "websocket": "bridge",
+        }
         for name in BUILT_IN_CLASSES
     }
     assert found == {
@@ -61,7 +68,7 @@ def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
         "watch_config": True,
         "listen_host": "127.0.0.1",
         "listen_port": 9393,
-        "http_parser": "h11",
+        "http_parser": "httptools",
         "policy": "batch",
         "switch_after": None,
         "max_turn": None,
@@ -80,6 +87,7 @@ def test_defaults_are_those_that_clients_dashboards_and_tests_rely_on() -> None:
         "response_buffer": 16 * 2**20,
         "max_response_buffers": 256 * 2**20,
         "stall_timeout": 60,
+        "websocket_idle": 600,
         "job_ttl": 3600,
         "jobs_max_bytes": 2**30,
         "max_body": 256 * 2**20,
@@ -123,7 +131,7 @@ KEYS: dict[str, tuple[str, object, str, object]] = {
     "watch_config": ("false", False, "true", True),
     "listen_host": ("0.0.0.0", "0.0.0.0", "[::1]", "::1"),
     "listen_port": ("1", 1, "0", 0),
-    "http_parser": ("h11", "h11", "httptools", "httptools"),
+    "http_parser": ("httptools", "httptools", "h11", "h11"),
     "policy": ("batch", "batch", "fifo", "fifo"),
     "switch_after": ("1s", 1.0, "500ms", 0.5),
     "max_turn": ("100s", 100.0, "auto", None),
@@ -142,6 +150,7 @@ KEYS: dict[str, tuple[str, object, str, object]] = {
     "response_buffer": ("1MiB", 2**20, "64KiB", 2**16),
     "max_response_buffers": ("1GiB", 2**30, "32MiB", 2**25),
     "stall_timeout": ("5s", 5.0, "2m", 120.0),
+    "websocket_idle": ("1m", 60.0, "1h", 3600.0),
     "job_ttl": ("10m", 600.0, "1", 1.0),
     "jobs_max_bytes": ("1MB", 1_000_000, "1GiB", 2**30),
     "max_body": ("1MB", 1_000_000, "16MiB", 16 * 2**20),

@@ -109,6 +109,10 @@ class ClassSettings(_DefaultsForEmptyKeys, BaseModel):
         description="What becomes of a running request whose client has left: cancel ends it upstream too; drain reads "
         "it to its end and keeps the lease until then, for engines that crash on a cancel or work on after it.",
     )
+    websocket: Literal["bridge", "refuse"] = Field(
+        default="bridge",
+        description="Whether WebSockets to this class are bridged, under a lease, or refused.",
+    )
 
 
 class Settings(_DefaultsForEmptyKeys, BaseSettings):
@@ -154,7 +158,9 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default="127.0.0.1", description="The address to listen on; 0.0.0.0 for all of IPv4."
     )
     listen_port: Port = Field(default=9393, description="The port to listen on; 0 takes a free one.")
-    http_parser: Literal["h11", "httptools"] = Field(default="h11", description="Which parser reads clients' requests.")
+    http_parser: Literal["h11", "httptools"] = Field(
+        default="httptools", description="Which parser reads clients' requests."
+    )
     policy: Literal["batch", "fifo"] = Field(
         default="batch",
         description="batch lets requests of the current turn pass waiters of another for a bounded time; fifo never.",
@@ -219,6 +225,9 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
     )
     stall_timeout: PositiveDuration = Field(
         default=60.0, description="A client with a full response_buffer that reads nothing for so long is cut off."
+    )
+    websocket_idle: PositiveDuration = Field(
+        default=600.0, description="A WebSocket without a message for so long is closed; it holds its model's lease."
     )
     job_ttl: PositiveDuration = Field(default=3600.0, description="How long a finished job and its result are kept.")
     jobs_max_bytes: Size = Field(

@@ -492,15 +492,6 @@ async def test_an_upgrade_that_is_not_one_leaves_the_request_as_it_is(
     assert not {b"connection", b"upgrade", b"http2-settings"} & dict(upstream.seen[0].headers).keys()
 
 
-async def test_a_websocket_is_refused(proxy: Proxy, upstream: Upstream) -> None:
-    fields = ("Connection: keep-alive, Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
-    for target in ("/upstream/chat-a/ws", "/comfyui/ws", "/v1/models"):
-        got, body = await once(proxy, lines(f"GET {target} HTTP/1.1", "Host: a", *fields))
-        assert status_of(got) == 501
-        assert error_of(body)["code"] == "websocket_unsupported"
-    assert not upstream.seen
-
-
 async def test_case_28_a_redirect_passes_and_is_not_followed(proxy: Proxy, upstream: Upstream) -> None:
     upstream.script = answer(b"", "307 Temporary Redirect", "Location: /v1/models/")
     got, _ = await once(proxy, chat())
