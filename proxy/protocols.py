@@ -16,6 +16,7 @@ Each is mended where the server asks the subclass, and none by a change to what 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -85,12 +86,33 @@ class HeadBounds:
         self._head_timer = self.loop.call_later(DISCARD_SECONDS, self.transport.close)
 
 
+class _LargeHead(h11.RemoteProtocolError):
+    """The head of a request is larger than `max_head`."""
+
+
+class _BoundedConnection(h11.Connection):
+    """h11's, which looks at the size of a head only while that is incomplete: one that waited in a pipeline is not."""
+
+    def __init__(self, max_head: int) -> None:
+        super().__init__(h11.SERVER, max_head - 1)
+        self._max_head = max_head
+
+    def next_event(self) -> Any:
+        """What has come (h11). Raises _LargeHead."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            request_line = len(event.method) + len(event.target) + len("  HTTP/1.1\r\n")
+            if request_line + sum(len(name) + len(value) + 4 for name, value in event.headers) + 2 > self._max_head:
+                raise _LargeHead("the head of the request is too large")
+        return event
+
+
 class BoundedH11(HeadBounds, H11Protocol):
-    """uvicorn's protocol on h11, which looks at the size of a head only while that is incomplete."""
+    """uvicorn's protocol on h11."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn = h11.Connection(h11.SERVER, self.max_head - 1)
+        self.conn = _BoundedConnection(self.max_head)
         self._head_full = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -126,10 +148,15 @@ class BoundedH11(HeadBounds, H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """h11 could make nothing of what came."""
         self.head_is_whole()
-        if self._head_full:
+        error = sys.exc_info()[1]
+        too_large = self._head_full and isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
+        if too_large or isinstance(error, _LargeHead):
             self.refuse(HeadTooLarge())
-        else:
+            return
+        try:
             super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.close()  # an answer has begun, or is one to a HEAD
 
 
 class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
@@ -142,6 +169,7 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
         self._head_size = 0
         self._upgrade_declined = False
         self._resuming = False
+        self._last_word: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected (asyncio)."""
@@ -159,7 +187,7 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived (asyncio)."""
-        if self.refused:
+        if self.refused or self._last_word is not None:
             return
         self._unset_keepalive_if_required()
         before = self._head_size
@@ -180,17 +208,37 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
             return
         self._head_size = size
         if size > self.max_head:
-            self.refuse(HeadTooLarge())
+            self._end_with(lambda: self.refuse(HeadTooLarge()))
         elif all(cycle.response_complete for cycle in self._cycles):
             self.expect_head(begun=True)
 
     def _fail(self, error: httptools.HttpParserError) -> None:
-        self.head_is_whole()
-        if isinstance(error.__context__, HeadTooLarge):
-            self.refuse(error.__context__)
+        if isinstance(too_large := error.__context__, HeadTooLarge):
+            self._end_with(lambda: self.refuse(too_large))
         else:
             self.logger.warning("Invalid HTTP request received.")
-            self.send_400_response("Invalid HTTP request received.")
+            self._end_with(lambda: self.send_400_response("Invalid HTTP request received."))
+
+    def _end_with(self, last_word: Callable[[], None]) -> None:
+        """Nothing more can be read here; `last_word` says so after the answers to earlier requests (section 9.3.2)."""
+        self.head_is_whole()
+        self._last_word = last_word
+        self._end_if_answered()
+
+    def _end_if_answered(self) -> None:
+        unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self._last_word is None or any(not cycle.more_body for cycle in unanswered):
+            return
+        if any(cycle.response_started for cycle in unanswered):
+            self.transport.close()  # it is the body of this very request that cannot be read
+        else:
+            self._last_word()
+
+    def on_response_complete(self) -> None:
+        """An answer is out whole: the next request has its turn (uvicorn)."""
+        self._end_if_answered()
+        if not self.refused:
+            super().on_response_complete()
 
     def _after_upgrade(self, rest: bytes) -> None:
         if self._should_upgrade():

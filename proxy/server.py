@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -125,6 +126,8 @@ def run(
         url = _url(listener)
 
         def on_started() -> None:
+            # What has been loaded by now stays; a collection that looked through it would stop the loop for 50 ms.
+            gc.freeze()
             log.info("listening", url=url)
             if started is not None:
                 started(url)
