@@ -178,6 +178,13 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default=64,
         description="How many requests of one client may wait: of one API key where keys are set, else one address.",
     )
+    max_head: Size = Field(default=64 * 2**10, description="The largest head of a request.")
+    head_timeout: PositiveDuration = Field(
+        default=10.0, description="A connection whose request has no whole head after this time is closed."
+    )
+    body_timeout: PositiveDuration = Field(
+        default=60.0, description="A request whose body makes no progress for so long is refused."
+    )
     keep_place: Duration = Field(
         default=60.0,
         description="A waiter whose client left gets its place back when the same request returns within this time; 0 "
@@ -272,6 +279,10 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         """Seconds that a request of this class may wait."""
         own = self.classes[class_name].max_wait
         return self.max_wait if own is None else own
+
+    def drains(self, class_name: str) -> bool:
+        """Whether a running request of this class goes on to its end when its client has left."""
+        return self.classes[class_name].on_disconnect == "drain"
 
     def _contradictions(self) -> list[Contradiction]:
         found = []
