@@ -20,7 +20,8 @@ import uvloop
 
 from bench.peers import CACHE
 from proxy.classify import Classification
-from proxy.lease import Bounds, Leases
+from proxy.lease import Leases
+from proxy.tickets import Bounds
 from proxy.router import ClassRouter
 from proxy.rwlock import Claim, FairRWLock, Policy
 

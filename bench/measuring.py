@@ -108,15 +108,21 @@ async def peers_up(peers: Sequence[Peer], upstream_port: int) -> AsyncIterator[d
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         for peer in peers:
-            ports = Ports(free_port(), upstream_port)
+            ports, home = Ports(free_port(), upstream_port), directory / peer.name.replace(" ", "-")
             try:
-                process = stack.enter_context(started(peer, ports, directory / peer.name.replace(" ", "-")))
+                process = stack.enter_context(started(peer, ports, home))
                 await answers(ports.own, peer.start_limit, process, by_model=peer.by_model)
                 up[peer.name] = (peer, ports.own, process.pid)
             except MissingError as error:
-                print(f"  {peer.name}: {error}", file=sys.stderr)
+                print(f"  {peer.name}: {error}\n{_last_words(home)}", file=sys.stderr)
                 MISSING[peer.name] = str(error)
         yield up
+
+
+def _last_words(directory: Path) -> str:
+    """What a peer said last in its own log."""
+    log = directory / "log"
+    return "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
 
 
 MISSING: dict[str, str] = {}

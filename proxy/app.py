@@ -16,20 +16,25 @@ from proxy.body import Spool
 from proxy.bridge import Bridge
 from proxy.entrance import Entrance
 from proxy.errors import Refusal
+from proxy.exchange import Exchanger
 from proxy.follow import Follower
 from proxy.forward import Forwarder
 from proxy.gateway import Gateway
 from proxy.health import Health
 from proxy.inbound import Keys, Trust, read_scope
+from proxy.jobs import JOB_PAGES, Jobs, Limits, Store, make_job_pages
+from proxy.keepalive_plan import KeepAlives
 from proxy.knowledge import Knowledge
-from proxy.lease import Bounds, Leases
+from proxy.lease import Leases
 from proxy.loads import LoadTimes
 from proxy.metrics import Metrics
 from proxy.pages import make_pages
 from proxy.reply import Reply
 from proxy.reports import Reports
+from proxy.response_body import ReadAhead
 from proxy.rwlock import Policy
 from proxy.settings import Settings
+from proxy.tickets import Bounds
 from proxy.upstream import Transport
 from proxy.windows import Windows
 
@@ -45,7 +50,7 @@ class App:
     """The proxy as an ASGI application."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] | None = None) -> None:
-        """Raises SettingsError where llama-swap's configuration is broken."""
+        """Raises SettingsError where llama-swap's configuration is broken, or `data_dir` cannot be used."""
         origin = str(settings.upstream_url).rstrip("/")
         knowledge = self._knowledge = Knowledge(settings, environ if environ is not None else {})
         classifier = knowledge.classifier
@@ -54,8 +59,9 @@ class App:
         policy, bounds = _policy(settings, times), _bounds(settings)
         self.leases = Leases(classifier.router, classifier.slots, policy, bounds, (metrics,))
         metrics.watch(self.leases)
-        self._transport = Transport(origin)
+        self._transport = Transport(origin, ahead=_ahead(settings))
         self._entrance = _entrance(settings, knowledge)
+        self._entrance.spool.retry_after = self.leases.retry_after
         self._client = _own_client(self._transport, origin, self._entrance)
         self._health = Health(self._client, metrics.upstream_up.set)
         reports = Reports(self.leases.lock, knowledge, times, metrics.load_measured)
@@ -63,7 +69,22 @@ class App:
         knowledge.on_change = lambda new: self.leases.reconfigure(new.router, new.slots)
         self.leases.on_doubt = self._follower.look
         self.leases.on_first_answer = reports.first_answer
-        self._gateway = Gateway(self.leases, knowledge, Forwarder(self._transport, origin), metrics, self._entrance)
+        self._gateway = Gateway(
+            self.leases,
+            knowledge,
+            Forwarder(self._transport, origin),
+            metrics,
+            self._entrance,
+            drains=settings.drains,
+            flag_incomplete=settings.flag_incomplete,
+            keepalives=_keepalives(settings),
+        )
+        exchanger = Exchanger(Forwarder(self._transport, origin), self._entrance, metrics)
+        limits = Limits(settings.job_ttl, settings.jobs_max_bytes, settings.drains, settings.flag_incomplete)
+        store = Store(settings.data_dir)
+        self._jobs = Jobs(store, self.leases, knowledge, exchanger, self._entrance, metrics, limits)
+        self._gateway.jobs = self._jobs
+        self._job_pages = make_job_pages(self._jobs, self._identify, metrics.refused, settings.keepalive_every)
         self._bridge = Bridge(
             self.leases,
             knowledge,
@@ -99,12 +120,17 @@ class App:
 
     async def _own_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._entrance.identify(read_scope(scope), keyless=scope["raw_path"] in KEYLESS_PAGES)
+            self._identify(scope)
         except Refusal as error:
             self.metrics.refused(error)
             await Reply(send).refuse(error, receive)
         else:
-            await self._pages(scope, receive, send)
+            pages = self._job_pages if scope["raw_path"].startswith(JOB_PAGES) else self._pages
+            await pages(scope, receive, send)
+
+    def _identify(self, scope: Scope) -> str:
+        """Who asks for one of our own pages. Raises Unauthorized or KeyMissing."""
+        return self._entrance.identify(read_scope(scope), keyless=scope["raw_path"] in KEYLESS_PAGES)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -121,7 +147,8 @@ class App:
         for task in tasks:
             task.add_done_callback(_complain)
         try:
-            yield
+            async with self._jobs.running():
+                yield
         finally:
             for task in tasks:
                 task.cancel()
@@ -145,6 +172,20 @@ def _policy(settings: Settings, times: LoadTimes) -> Policy:
     return Policy(settings.policy, windows=windows.of)
 
 
+def _ahead(settings: Settings) -> ReadAhead:
+    return ReadAhead(settings.response_buffer, settings.max_response_buffers, settings.stall_timeout)
+
+
+def _keepalives(settings: Settings) -> KeepAlives:
+    return KeepAlives(
+        settings.keepalive_after,
+        settings.keepalive_every,
+        settings.json_keepalive_after,
+        settings.show_position,
+        frozenset(name for name, entry in settings.classes.items() if not entry.keepalive),
+    )
+
+
 def _bounds(settings: Settings) -> Bounds:
     return Bounds(
         settings.max_queue,
@@ -152,6 +193,7 @@ def _bounds(settings: Settings) -> Bounds:
         settings.max_wait_of,
         max_hold=settings.max_hold,
         slow_wait_log=settings.slow_wait_log,
+        keep_place=settings.keep_place,
     )
 
 

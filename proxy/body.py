@@ -8,9 +8,10 @@ bodies take together is bounded. The model name is read on the way, so no second
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -38,11 +39,13 @@ class Spool:
         self.limit = limit
         self.directory = directory
         self.used = 0
+        self.retry_after: Callable[[], float] = lambda: 1.0
+        """Seconds after which there may be room."""
 
     def take(self, size: int) -> None:
         """Count `size` more bytes; raises SpoolFull."""
         if self.used + size > self.limit:
-            raise SpoolFull
+            raise SpoolFull(retry_after=self.retry_after())
         self.used += size
 
 
@@ -55,6 +58,7 @@ class Body(httpx.AsyncByteStream):
         self._file: IO[bytes] | None = None
         self._in_memory = 0
         self._closed = False
+        self._hash = hashlib.sha256()
         self.size = 0
 
     def __enter__(self) -> Self:
@@ -93,6 +97,7 @@ class Body(httpx.AsyncByteStream):
             raise BodyTooLarge
         self._spool.take(len(chunk))
         self.size += len(chunk)
+        self._hash.update(chunk)
         self._memory.append(chunk)
         self._in_memory += len(chunk)
         if self._in_memory > MEMORY_LIMIT:
@@ -102,7 +107,8 @@ class Body(httpx.AsyncByteStream):
         try:
             await asyncio.to_thread(self._write_out)
         except OSError as error:
-            raise SpoolFull(f"A large request body cannot be stored (setting spool_dir): {error.strerror}.") from error
+            message = f"A large request body cannot be stored (setting spool_dir): {error.strerror}."
+            raise SpoolFull(message, retry_after=self._spool.retry_after()) from error
 
     def _write_out(self) -> None:
         if self._file is None:
@@ -113,6 +119,11 @@ class Body(httpx.AsyncByteStream):
         self._in_memory = 0
         if self._closed:  # the task was cancelled and has left the block while this thread was writing
             self._file.close()
+
+    @property
+    def digest(self) -> bytes:
+        """The SHA-256 of what has been read."""
+        return self._hash.digest()
 
     async def json(self) -> Any:
         """The body as JSON, None where it is none."""

@@ -21,8 +21,7 @@ import contextlib
 import os
 import select
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -30,6 +29,7 @@ import httptools
 import httpx
 
 from proxy.framing import Framing, RawHeaders, request_head
+from proxy.response_body import ReadAhead, ResponseBody
 
 IDLE_SECONDS = 60.0
 """An idle connection older than this is not used again; llama-swap itself never closes one."""
@@ -41,7 +41,7 @@ MAX_HEAD = 1024 * 1024
 class Pool(Protocol):
     """Where a connection comes from and goes back to."""
 
-    buffer_limit: int
+    ahead: ReadAhead
     encrypted: bool
 
     def put_back(self, connection: Connection) -> None:
@@ -51,86 +51,6 @@ class Pool(Protocol):
     def forget(self, connection: Connection) -> None:
         """The connection is closed."""
         ...
-
-
-class ResponseBody(httpx.AsyncByteStream):
-    """The raw bytes of a response body, read ahead of the consumer into about `limit` bytes."""
-
-    def __init__(self, connection: Connection, limit: int) -> None:
-        self._connection = connection
-        self._limit = limit
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._error: Exception | None = None
-        self._ended = False
-        self._on_end: Callable[[Exception | None], None] | None = None
-        self._wake: asyncio.Future[None] | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the upstream is done with this body, whatever of it is still unread."""
-        return self._ended
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the body has ended well and all of it has been read."""
-        return self._ended and self._error is None and not self._chunks
-
-    def on_end(self, callback: Callable[[Exception | None], None]) -> None:
-        """Call back once, synchronously, when the upstream body has ended: with None, or with what broke it."""
-        if self._ended:
-            callback(self._error)
-        else:
-            self._on_end = callback
-
-    def push(self, data: bytes) -> None:
-        """Bytes from the socket."""
-        self._chunks.append(data)
-        self._size += len(data)
-        if self._size > self._limit:
-            self._connection.pause_reading()
-        self._notify()
-
-    def end(self, error: Exception | None = None) -> None:
-        """The upstream has finished, or failed with `error`."""
-        if self._ended:
-            return
-        self._ended, self._error = True, error
-        self._notify()
-        if self._on_end is not None:
-            self._on_end(error)
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        """All that has arrived, as soon as it has; raises `httpx.ReadError` where the upstream broke off."""
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        if not self._ended:
-            self._connection.resume_reading()
-        return data
-
-    def close(self) -> None:
-        """Stop reading; closes the connection unless the body has ended."""
-        if not self._ended:
-            self._connection.abort()
-
-    async def aclose(self) -> None:
-        """`close`, for httpx."""
-        self.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +108,7 @@ class Connection(asyncio.Protocol):
         """Send `request` and return at the response head; the body follows in the response's stream."""
         method: bytes = request.extensions.get("method") or request.method.encode()
         head: asyncio.Future[httpx.Response] = asyncio.get_running_loop().create_future()
-        now = self._now = _Exchange(ResponseBody(self, self._pool.buffer_limit), head, method == b"HEAD")
+        now = self._now = _Exchange(ResponseBody(self, self._pool.ahead), head, method == b"HEAD")
         now.on_sent, now.on_head, now.on_end = map(request.extensions.get, ("on_sent", "on_head", "on_end"))
         self._parser = httptools.HttpResponseParser(self)
         try:

@@ -39,6 +39,11 @@ class Entrance:
                 raise KeyMissing from None
         return self.trust.client_address(inbound)
 
+    @property
+    def keyed(self) -> bool:
+        """Whether requests on model routes need a key."""
+        return bool(self.keys) or any(self.llama_swap_keys())
+
     def headers(self, inbound: Inbound) -> RawHeaders:
         """The fields for llama-swap."""
         return request_headers(inbound, self.trust.forwarded(inbound), self.upstream_key(), keyed=bool(self.keys))

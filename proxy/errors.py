@@ -10,13 +10,18 @@
         ├── ModelUndecidable  400  model_undecidable
         ├── Unauthorized      401  invalid_api_key
         ├── PageNotFound      404  page_not_found
+        ├── JobNotFound       404  job_not_found
+        ├── JobUnfinished     409  job_unfinished
+        ├── JobCancelled      410  job_cancelled
         ├── HeadTimeout       408  head_timeout
         ├── BodyTimeout       408  body_timeout
         ├── BodyTooLarge      413  body_too_large
         ├── HeadTooLarge      431  head_too_large
         ├── WebSocketRefused  501  websocket_unsupported
+        ├── JobInterrupted    502  interrupted
         ├── UpstreamFailed    502  upstream_failed
         │   └── UpstreamUnreachable 502  upstream_unreachable
+        ├── IncompleteStream  502  incomplete_stream
         ├── UpstreamTimeout   504  upstream_timeout
         ├── LlamaSwapRefusal       llama-swap's own answer, given before a request is read or queued in vain
         │   ├── UnknownModel  404  not_found
@@ -26,6 +31,7 @@
             ├── ClientQueueFull    client_queue_full
             ├── QueueTimeout       queue_timeout
             ├── SpoolFull          spool_full
+            ├── JobsFull           jobs_full
             └── Draining           draining
 
 A refusal is an OpenAI error object; on `/v1/messages` it is Anthropic's envelope, since the SDKs of that API read
@@ -41,19 +47,35 @@ from typing import ClassVar
 RETRY_AFTER_MAX = 60
 """Seconds. The SDKs honour Retry-After up to 60 s; some ignore a larger value altogether."""
 
+NOT_TO_BE_SENT_AGAIN = frozenset({400, 401, 404, 413, 431, 501})
+"""Statuses of our own that the same request would get again. The SDKs send 501 again if nobody tells them."""
+
 CHALLENGE = (b"www-authenticate", b'Basic realm="llama-swap"')
 """llama-swap's own challenge, so that browsers ask for the key."""
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
+    409: "invalid_request_error",
+    410: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     431: "request_too_large",
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+ANTHROPIC_TYPES = frozenset({*_ANTHROPIC_TYPES.values(), "api_error"})
+"""All the words that API has for the kind of an error."""
+
+
+def anthropic_type(status: int) -> str:
+    """What Anthropic's API calls an error of this status."""
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 class ProxyError(Exception):
@@ -91,10 +113,10 @@ class Refusal(ProxyError):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Fields that belong to this error beside Content-Type and Content-Length."""
-        if self.retry_after is None:
-            return []
-        seconds = min(max(1, round(self.retry_after)), RETRY_AFTER_MAX)
-        return [(b"retry-after", str(seconds).encode())]
+        if self.retry_after is not None:
+            seconds = min(max(1, round(self.retry_after)), RETRY_AFTER_MAX)
+            return [(b"retry-after", str(seconds).encode())]
+        return [(b"x-should-retry", b"false")] if self.status in NOT_TO_BE_SENT_AGAIN else []
 
     def render(self, *, anthropic: bool, accept: bytes) -> tuple[bytes, bytes]:
         """(Content-Type, body) for a client that sent this Accept field."""
@@ -103,8 +125,7 @@ class Refusal(ProxyError):
     def body(self, *, anthropic: bool = False) -> bytes:
         """The error object as JSON, in OpenAI's shape or in Anthropic's."""
         if anthropic:
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            inner = {"type": kind, "message": self.message, "code": self.code}
+            inner = {"type": anthropic_type(self.status), "message": self.message, "code": self.code}
             return json.dumps({"type": "error", "error": inner}).encode()
         error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
         return json.dumps({"error": error}).encode()
@@ -146,7 +167,28 @@ class PageNotFound(Refusal):
     """A path under `/-/` that the proxy does not have."""
 
     status, code, type = 404, "page_not_found", "invalid_request_error"
-    default_message = "The proxy has no such page; it has /-/healthz, /-/readyz, /-/queue and /-/metrics."
+    default_message = "The proxy has no such page; it has /-/healthz, /-/readyz, /-/queue, /-/metrics and /-/jobs/ID."
+
+
+class JobNotFound(Refusal):
+    """There is no such job, no more, or not for this key."""
+
+    status, code, type = 404, "job_not_found", "invalid_request_error"
+    default_message = "There is no such job: it never was, its time is over, or another key made it."
+
+
+class JobUnfinished(Refusal):
+    """The result of a job that has not finished was asked for."""
+
+    status, code, type = 409, "job_unfinished", "invalid_request_error"
+    default_message = "The job has not finished; its result is here once it has."
+
+
+class JobCancelled(Refusal):
+    """The result of a job that was cancelled was asked for."""
+
+    status, code, type = 410, "job_cancelled", "invalid_request_error"
+    default_message = "The job was cancelled; it has no result."
 
 
 class BodyTooLarge(Refusal):
@@ -184,6 +226,13 @@ class WebSocketRefused(Refusal):
     default_message = "WebSockets are not forwarded by this proxy."
 
 
+class JobInterrupted(Refusal):
+    """The proxy ended while a job was running; it may have been sent, so it is not sent again."""
+
+    status, code = 502, "interrupted"
+    default_message = "The proxy ended while this job was running; it was not sent again."
+
+
 class UpstreamFailed(Refusal):
     """llama-swap took the request, or part of it, and gave no usable response head."""
 
@@ -198,6 +247,13 @@ class UpstreamUnreachable(UpstreamFailed):
     default_message = "llama-swap cannot be reached at upstream_url; nothing of the request was sent."
 
 
+class IncompleteStream(Refusal):
+    """A stream of events ended as if it were whole, without its last event."""
+
+    status, code = 502, "incomplete_stream"
+    default_message = "The answer is not whole: llama-swap ended the stream before its last event."
+
+
 class UpstreamTimeout(Refusal):
     """The connection to llama-swap was not made within the connect timeout; not one byte was sent."""
 
@@ -207,6 +263,10 @@ class UpstreamTimeout(Refusal):
 
 class LlamaSwapRefusal(Refusal):
     """What llama-swap itself would answer, word for word, in the form that the client's Accept field asks for."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """None but its own."""
+        return []
 
     def render(self, *, anthropic: bool, accept: bytes) -> tuple[bytes, bytes]:
         """Plain text, HTML or JSON, in llama-swap's order of preference."""
@@ -277,8 +337,25 @@ class SpoolFull(Busy):
     default_message = "Too many large request bodies are waiting (setting max_spool)."
 
 
+class JobsFull(Busy):
+    """The requests and results of all jobs together would exceed `jobs_max_bytes`, or the disk is full."""
+
+    code = "jobs_full"
+    default_message = "There is no room for this job or its result (setting jobs_max_bytes)."
+
+
 class Draining(Busy):
     """The proxy is shutting down and takes no new work for the GPU."""
 
     code = "draining"
     default_message = "The proxy is shutting down; try again in a moment."
+
+
+def refusal_of(code: str, message: str | None) -> Refusal:
+    """The refusal with this code; a plain one where none has it."""
+    kinds: list[type[Refusal]] = [Refusal]
+    for kind in kinds:
+        if kind.code == code:
+            return kind(message)
+        kinds += kind.__subclasses__()
+    return Refusal(message)

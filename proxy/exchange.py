@@ -38,6 +38,10 @@ class Accounts(Protocol):
         """An exchange under a lease ended: ok, cancelled, upstream_error or upstream_truncated."""
         ...
 
+    def stream_incomplete(self, class_name: str) -> None:
+        """A stream ended well on the wire, but without its last event."""
+        ...
+
 
 class Exchanger:
     """Runs exchanges under leases that others hold."""
@@ -52,12 +56,17 @@ class Exchanger:
         stream: Callable[[], httpx.AsyncByteStream],
         send: Send,
         added: Callable[[], RawHeaders] = list,
+        *,
+        to_its_end: bool = False,
     ) -> int:
         """Send `inbound` with the body of `stream` and pass the answer to `send`; returns its status.
 
-        `added` are fields for the answer's head. Raises what `Forwarder.exchange` raises.
+        `added` are fields for the answer's head. With `to_its_end` the lease outlasts one who takes no more of it.
+        Raises what `Forwarder.exchange` raises.
         """
-        outgoing = Outgoing(inbound, self._entrance.headers(inbound), stream, patience=RETRY_SECONDS, added=added)
+        headers, what = self._entrance.headers(inbound), hold.ticket.classification
+        outgoing = Outgoing(inbound, headers, stream, patience=RETRY_SECONDS, added=added, to_its_end=to_its_end)
+        outgoing.about = {"cls": what.class_name, "model": what.model}
         return await self._forwarder.exchange(outgoing, _Leased(hold, self._accounts), send)
 
 

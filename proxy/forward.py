@@ -5,6 +5,9 @@ the answer, the *end* of the upstream's body, and a *failure*. All four are plai
 event that brought them. The release is the first thing that happens at the end, before the client has even been given
 the last byte; cutting a stream that broke is the client's side of the same end.
 
+The answer is read ahead of the client (`response_body.py`). A client that takes nothing while the upstream waits for
+it is given up like one that has left, unless its answer is wanted read to the end.
+
 What passes through is RFC 9110's end-to-end part, in order and byte for byte: section 7.6.1 names the fields that
 belong to one connection and stay behind.
 """
@@ -18,11 +21,15 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import httpx
+import structlog
 from starlette.types import Send
 
 from proxy.errors import AmbiguousHeader, CutStream, Refusal, UpstreamFailed, UpstreamTimeout, UpstreamUnreachable
 from proxy.inbound import Inbound, RawHeaders
-from proxy.upstream import ResponseBody, Transport
+from proxy.response_body import ResponseBody
+from proxy.upstream import Transport
+
+log = structlog.get_logger("gpu_lease_proxy")
 
 HOP_BY_HOP = frozenset(
     {
@@ -56,6 +63,10 @@ RETRY_PAUSE = 0.1
 """Seconds between two tries; a refused connection on the same host costs next to nothing."""
 
 
+class _Stalled(CutStream):
+    """The client took nothing for too long."""
+
+
 class Listener(Protocol):
     """Whoever must know of an exchange's moments. All calls are synchronous; some come from the socket's callbacks."""
 
@@ -76,7 +87,7 @@ class Listener(Protocol):
         ...
 
     def left(self) -> None:
-        """The client is gone, or the server gives up; called before the upstream is closed."""
+        """The client is gone or has stalled, or the server gives up; called before the upstream is closed."""
         ...
 
 
@@ -90,6 +101,10 @@ class Outgoing:
     patience: float = 0.0
     added: Callable[[], RawHeaders] = field(default=list)
     """Fields to add to the answer, asked for when its head has arrived."""
+    to_its_end: bool = False
+    """Read the answer to its end even when it cannot be passed on any more."""
+    about: dict[str, str] = field(default_factory=dict)
+    """What the log says of this request."""
 
 
 def request_headers(inbound: Inbound, forwarded: RawHeaders, replace_key: str | None, *, keyed: bool) -> RawHeaders:
@@ -147,19 +162,39 @@ class Forwarder:
         except BaseException:
             listener.left()
             raise
+        body = cast("ResponseBody", response.stream)
         try:
-            await self._answer(response, outgoing, send)
+            await self._pass_on(response, body, outgoing, send)
+        except _Stalled:
+            listener.left()
+            raise
         except CutStream:
             raise
         except BaseException:
             listener.left()
             raise
         finally:
-            cast("ResponseBody", response.stream).close()
+            body.close()
         return response.status_code
 
-    async def _answer(self, response: httpx.Response, outgoing: Outgoing, send: Send) -> None:
-        body = cast("ResponseBody", response.stream)
+    async def _pass_on(self, response: httpx.Response, body: ResponseBody, outgoing: Outgoing, send: Send) -> None:
+        """`_answer`, with a limit to the time for which a client may hold up the upstream."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                body.on_stall = lambda: patience.reschedule(0)
+                await self._answer(response, body, outgoing, send)
+        except Exception as error:
+            stalled = isinstance(error, TimeoutError) and patience.expired()
+            if stalled:
+                log.warning("client_stalled", path=outgoing.inbound.raw_path.decode("latin-1"), **outgoing.about)
+            if outgoing.to_its_end:
+                body.on_stall = lambda: None
+                await body.discard()
+            if stalled:
+                raise _Stalled from error
+            raise
+
+    async def _answer(self, response: httpx.Response, body: ResponseBody, outgoing: Outgoing, send: Send) -> None:
         headers = response_headers(response.headers.raw, outgoing.added())
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         try:

@@ -7,6 +7,7 @@ back, and inside it the end of the upstream's body gives it back even earlier.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -15,6 +16,8 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.body import Body, Passing
+from proxy.classify import Classification
+from proxy.completion import APIS, Completion
 from proxy.entrance import Entrance
 from proxy.errors import (
     BodyTooLarge,
@@ -27,11 +30,16 @@ from proxy.errors import (
 from proxy.exchange import Accounts, Exchanger, Unleased
 from proxy.forward import Forwarder, Outgoing
 from proxy.inbound import Inbound, read_scope
+from proxy.jobs import Jobs, accept, wants_job
+from proxy.keepalive import KeepAlive
+from proxy.keepalive_plan import KeepAlives, Plan, Waiting
 from proxy.knowledge import Knowledge
 from proxy.lease import Leases
-from proxy.model_name import NameReader, Undecidable, body_reader, is_rewritten
+from proxy.model_name import NameReader, Undecidable, asks_for_stream, body_reader, is_rewritten, stream_reader
 from proxy.reply import Reply
 from proxy.routes import NameIn, Route, match_route
+from proxy.terms import read_terms
+from proxy.tickets import Ticket
 from proxy.watch import ClientWatch
 
 log = structlog.get_logger("gpu_lease_proxy")
@@ -52,10 +60,18 @@ class Gateway:
         forwarder: Forwarder,
         accounts: Accounts,
         entrance: Entrance,
+        *,
+        drains: Callable[[str], bool] = lambda class_name: False,
+        flag_incomplete: bool = True,
+        keepalives: KeepAlives | None = None,
     ) -> None:
         self._leases, self._knowledge, self._forwarder = leases, knowledge, forwarder
         self._accounts, self._entrance = accounts, entrance
+        self._drains, self._flag_incomplete = drains, flag_incomplete
+        self._keepalives = keepalives or KeepAlives(after=3, every=3)
         self._exchanger = Exchanger(forwarder, entrance, accounts)
+        self.jobs: Jobs | None = None
+        """Where requests go that ask to be run as a job."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises CutStream where the answer must not end well."""
@@ -77,8 +93,6 @@ class Gateway:
 
     async def _refuse(self, error: Refusal, receive: Receive, reply: Reply) -> None:
         self._accounts.refused(error)
-        if reply.status is not None:
-            raise CutStream from error
         await reply.refuse(error, receive)
 
     async def _serve(self, inbound: Inbound, receive: Receive, reply: Reply) -> None:
@@ -129,21 +143,45 @@ class Gateway:
         if (inbound.content_length() or 0) > self._entrance.max_body:
             raise BodyTooLarge
         with Body(self._entrance.spool) as body:
-            reader = _reader(route, inbound)
-            await body.read(receive, self._entrance.max_body, reader, timeout=self._entrance.body_timeout)
+            asks = self._keepalives.asks_about_stream(inbound.method, route)
+            reader = _reader(route, inbound, stream=asks)
+            scan = reader or (stream_reader(inbound.first(b"content-type")) if asks else None)
+            await body.read(receive, self._entrance.max_body, scan, timeout=self._entrance.body_timeout)
             reply.body_unread = False
             rewritten = reader is None or is_rewritten(inbound.first(b"content-type"), inbound.query, inbound.method)
             what = reply.classification = self._knowledge.classify(route, _name(route, reader), rewritten=rewritten)
-            hold = reply.hold = self._leases.hold(what, client)
-            async with ClientWatch(receive), hold:
-                await self._exchanger.run(inbound, hold, body.stream, reply, reply.lease_headers)
+            if self.jobs is not None and wants_job(inbound):
+                async with ClientWatch(receive):
+                    entry = await self.jobs.submit(inbound, what, client, rewritten, body)
+                await accept(self.jobs, entry, reply)
+                return
+            hold = reply.hold = self._leases.hold(what, client, read_terms(inbound, client, body.digest))
+            drain = self._drains(what.class_name)
+            watch = ClientWatch(receive, until=lambda: drain and hold.is_held, left=hold.left)
+            plan = self._keepalives.plan(inbound.method, route, what.class_name, streamed=asks_for_stream(scan))
+            async with self._kept_alive(reply, plan, hold.ticket) as alive, watch, hold:
+                send = self._completed(alive, inbound, route, what)
+                inbound = alive.forwarded(inbound)
+                await self._exchanger.run(inbound, hold, body.stream, send, reply.lease_headers, to_its_end=drain)
+
+    def _kept_alive(self, reply: Reply, plan: Plan | None, ticket: Ticket) -> KeepAlive:
+        def place() -> int | None:
+            return next((each.position for each in self._leases.snapshot().waiters if each.id == ticket.id), None)
+
+        waiting = Waiting(ticket.class_name, ticket.classification.requested, lambda: ticket.waited, place)
+        return KeepAlive(reply, plan and plan.silent_for(ticket.terms.wait), waiting)
+
+    def _completed(self, send: Send, inbound: Inbound, route: Route, what: Classification) -> Send:
+        if route.api not in APIS or inbound.method == "HEAD":
+            return send
+        return Completion(send, self._accounts, what.class_name, what.model, flag=self._flag_incomplete)
 
 
-def _reader(route: Route, inbound: Inbound) -> NameReader | None:
+def _reader(route: Route, inbound: Inbound, *, stream: bool) -> NameReader | None:
     """What finds the name. llama-swap reads the body of a HEAD too, so the method counts, not the kind of route."""
     if route.name_in not in {NameIn.BODY, NameIn.QUERY}:
         return None
-    return body_reader(inbound.first(b"content-type"), inbound.query, inbound.method)
+    return body_reader(inbound.first(b"content-type"), inbound.query, inbound.method, stream=stream)
 
 
 def _name(route: Route, reader: NameReader | None) -> str:

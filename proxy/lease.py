@@ -12,95 +12,27 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol
 
 import structlog
 
 from proxy.classify import Classification
 from proxy.errors import ClientQueueFull, Draining, QueueFull, QueueTimeout
-from proxy.router import Router
+from proxy.places import Moved, Places
+from proxy.router import NOTHING, Router
 from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
-from proxy.views import HolderView, Snapshot, TurnView, WaiterView
+from proxy.tickets import NO_TERMS, Bounds, Observer, Terms, Ticket, WaitOutcome, tickets_of
+from proxy.views import Snapshot, TurnView, holders_of, waiters_of
 
 log = structlog.get_logger("gpu_lease_proxy")
-
-WaitOutcome = Literal["granted", "cancelled", "timeout", "shutdown"]
 
 TURN_MODELS_SHOWN = 200
 """Model names remembered of one turn: as many as the metrics may label, far more than anyone reads."""
 
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What may wait: numbers of requests, and seconds."""
-
-    max_queue: int
-    max_queue_per_client: int
-    max_wait: Callable[[str], float]
-    max_hold: float | None = None
-    slow_wait_log: float = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request for the GPU. `client` is who it counts against; times are seconds of the lock's clock."""
-
-    id: int
-    classification: Classification
-    client: str
-    task: asyncio.Task[object] | None = None
-    lease: Lease | None = None
-    behind: tuple[str, ...] = ()
-    """Models that held the GPU when the wait began; empty where there was none."""
-    overlong: bool = False
-
-    @property
-    def class_name(self) -> str:
-        """The class whose label this request carries."""
-        return self.classification.class_name
-
-    @property
-    def waited(self) -> float:
-        """Seconds from arrival to grant, or to the end of the wait; 0 while it still waits."""
-        if (lease := self.lease) is None:
-            return 0.0
-        until = lease.granted if lease.granted is not None else lease.ended
-        return until - lease.arrived if until is not None else 0.0
-
-
-class Observer(Protocol):
-    """Told of everything that happens to leases; must not block. What it raises is logged and goes no further."""
-
-    def wait_ended(self, ticket: Ticket, outcome: WaitOutcome, seconds: float) -> None:
-        """A ticket was granted, or gave up waiting."""
-        ...
-
-    def lease_ended(self, ticket: Ticket, seconds: float) -> None:
-        """A lease was released after being held for `seconds`."""
-        ...
-
-    def turn_ended(self, class_name: str, seconds: float) -> None:
-        """A turn that lasted `seconds` was followed by another."""
-        ...
-
-    def turn_begun(self, class_name: str) -> None:
-        """A turn began."""
-        ...
-
-    def swap(self) -> None:
-        """A grant made llama-swap stop a model."""
-        ...
-
-    def orphan_freed(self) -> None:
-        """A lease whose task had ended was taken back."""
-        ...
-
-    def hold_overlong(self, class_name: str) -> None:
-        """A lease has been held for more than `max_hold`."""
-        ...
+WAITERS_PER_WINDOW = 10
+"""Waiters that one window is taken to serve: as many as run at once of one model where nothing else is set."""
 
 
 class Leases:
@@ -120,6 +52,7 @@ class Leases:
             router, slots, policy, clock=clock, on_turn=self._on_turn, on_first_answer=self._on_first_answer
         )
         self.bounds = bounds
+        self.places = Places(self.lock, clock, bounds.keep_place, bounds.max_queue)
         self.policy = policy
         self.draining = False
         self.drained = asyncio.Event()
@@ -142,23 +75,40 @@ class Leases:
         self._check_open()
         self._check_room(client, 1)
 
-    def hold(self, classification: Classification, client: str) -> Hold:
-        """A context manager that waits for a lease and gives it back."""
-        return Hold(self, Ticket(next(self._ids), classification, client))
+    def hold(
+        self, classification: Classification, client: str, terms: Terms = NO_TERMS, *, bounded: bool = True
+    ) -> Hold:
+        """A context manager that waits for a lease and gives it back; the bounds refuse only what is `bounded`."""
+        return Hold(self, Ticket(next(self._ids), classification, client, terms, bounded=bounded))
 
     def _check_open(self) -> None:
         if self.draining:
             raise Draining
 
     def _check_room(self, client: str, more: int) -> None:
-        if self.lock.waiting_count + more > self.bounds.max_queue:
-            raise QueueFull(retry_after=self.retry_after())
+        ahead = self.lock.waiting_count + more - 1
+        if ahead >= self.bounds.max_queue:
+            raise QueueFull(retry_after=self.retry_after(ahead))
         if self._waiting_of[client] + more > self.bounds.max_queue_per_client:
-            raise ClientQueueFull(retry_after=self.retry_after())
+            raise ClientQueueFull(retry_after=self.retry_after(ahead))
 
-    def retry_after(self) -> float:
-        """Seconds after which a refused client may try again: half a turn is when the queue is likely shorter."""
-        return self.policy.window(frozenset(), frozenset())[0] / 2
+    def retry_after(self, ahead: int | None = None) -> float:
+        """Seconds after which a refused client may try again, with `ahead` waiters before it; None: all there are.
+
+        What is left of the turn's `switch_after`, and a tenth of `switch_after`, at least of 1 s, for each of them:
+
+            max(0, switch_after - seconds since the turn was loaded) + ahead * max(1, switch_after) / 10
+
+        A turn that is still loading has its whole window left. `switch_after` is that of the turn and of the first
+        waiter for other units, so with `auto` it follows the measured loads. On the wire it is whole seconds, 1 to 60.
+        """
+        turn, ahead = self.lock.turn, self.lock.waiting_count if ahead is None else ahead
+        here = turn.units if turn is not None else NOTHING
+        claims = (lease.claim.units for lease in self.lock.waiting)
+        switch_after, _ = self.policy.window(here, next((units for units in claims if not units <= here), NOTHING))
+        age = self._clock() - turn.loaded if turn is not None and turn.loaded is not None else 0.0
+        left = max(0.0, switch_after - age) if turn is not None else 0.0
+        return left + ahead * max(1.0, switch_after) / WAITERS_PER_WINDOW
 
     async def admit(self, ticket: Ticket) -> Lease:
         """Wait for the lease of `ticket`; nothing is held when this raises.
@@ -167,13 +117,11 @@ class Leases:
         """
         self._check_open()
         ticket.task = asyncio.current_task()
-        what = ticket.classification
-        claim = Claim(what.mode, what.units, what.models)
-        lease = ticket.lease = self.lock.request(claim, ticket)
+        lease = ticket.lease = self._enter(ticket)
         outcome: WaitOutcome = "cancelled"
         try:
             if lease.waiting:
-                await self._wait(ticket, lease)
+                lease = await self._wait(ticket)
             outcome = "granted"
         except QueueTimeout:
             outcome = "timeout"
@@ -186,29 +134,51 @@ class Leases:
             raise
         finally:
             if ticket.lease is not None:
-                self._wait_ended(ticket, lease, outcome)
+                self._wait_ended(ticket, ticket.lease, outcome)
         return lease
 
-    async def _wait(self, ticket: Ticket, lease: Lease) -> None:
+    def _enter(self, ticket: Ticket) -> Lease:
+        """Into the queue, to the place that was kept for it if there is one; where there is no room, it stays kept."""
+        if self.places.has(ticket.terms.identity):
+            self._check_room(ticket.client, 1)
+        what = ticket.classification
+        claim = Claim(what.mode, what.units, what.models)
+        place = self.places.take(ticket, claim, self.bounds.max_wait(ticket.class_name))
+        return self.lock.request(claim, ticket, place)
+
+    async def _wait(self, ticket: Ticket) -> Lease:
+        """Wait with the lease that `ticket` has; returns the one that was granted, which can be another."""
         self._waiting_of[ticket.client] += 1
-        ticket.behind = tuple(sorted({holder.model for holder in self._holders()})) or ("a load under way",)
-        max_wait = self.bounds.max_wait(ticket.class_name)
-        timer = asyncio.get_running_loop().call_later(max_wait, self._time_out, lease)
+        self.places.began(ticket)
+        held = {holder.classification.model for holder in tickets_of(self.lock.held)}
+        ticket.behind = tuple(sorted(held)) or ("a load under way",)
+        patience, left = ticket.terms.patience, ticket.deadline - self._clock()
+        wait = left if patience is None else min(left, patience)
+        timer = asyncio.get_running_loop().call_later(wait, self._time_out, ticket)
         try:
-            self._check_room(ticket.client, 0)
-            await lease.wait()
+            if ticket.bounded:
+                self._check_room(ticket.client, 0)
+            lease = await _granted(ticket)
             self._check_open()  # it may have been granted only because those before it were refused
         except BaseException:
-            lease.release()
+            if ticket.lease is not None:
+                ticket.lease.release()
             raise
         finally:
             timer.cancel()
+            self.places.ended(ticket)
             self._waiting_of[ticket.client] -= 1
             if not self._waiting_of[ticket.client]:
                 del self._waiting_of[ticket.client]
+        return lease
 
-    def _time_out(self, lease: Lease) -> None:
-        lease.refuse(QueueTimeout(retry_after=self.retry_after()))
+    def _time_out(self, ticket: Ticket) -> None:
+        if ticket.lease is None:
+            return
+        after, terms = self.retry_after(self.lock.waiting_count - 1), ticket.terms
+        preferred = terms.patience is not None and self._clock() < ticket.deadline
+        message = f"The GPU was not free within the {terms.wait} s that this request prefers to wait (Prefer: wait)."
+        ticket.lease.refuse(QueueTimeout(message if preferred else None, retry_after=after))
 
     def _wait_ended(self, ticket: Ticket, lease: Lease, outcome: WaitOutcome) -> None:
         until = lease.granted if outcome == "granted" else lease.ended
@@ -254,13 +224,18 @@ class Leases:
     def drain(self) -> None:
         """Refuse all waiters and newcomers from now on; held leases run on."""
         self.draining = True
+        self.places.clear()
         for lease in self.lock.waiting:
             lease.refuse(Draining())
         self._note_drained()
 
     def sweep(self) -> None:
-        """Take back leases whose task has ended, and report those held for too long. Run about every second."""
-        for ticket in list(_tickets(self.lock.held)):
+        """Take back leases whose task has ended, report those held for too long, and forget places whose time is over.
+
+        Run about every second.
+        """
+        self.places.sweep()
+        for ticket in list(tickets_of(self.lock.held)):
             try:
                 self._check(ticket)
             except Exception:
@@ -308,32 +283,18 @@ class Leases:
 
     def snapshot(self) -> Snapshot:
         """All holders and waiters now."""
-        policy = self.policy.kind
-        return Snapshot(policy, self.turn(), tuple(self._holders()), tuple(self._waiters()))
+        lock, now = self.lock, self._clock()
+        holders, waiters = tuple(holders_of(lock.held, now)), tuple(waiters_of(lock.waiting, now))
+        return Snapshot(self.policy.kind, self.turn(), holders, waiters, tuple(self.places.views()))
 
     def turn(self) -> TurnView | None:
         """The turn now."""
         if self._turn is None:
             return None
         turn, class_name = self._turn
-        held = {t.classification.model for t in _tickets(self.lock.held) if t.lease and t.lease.turn is turn}
+        held = {t.classification.model for t in tickets_of(self.lock.held) if t.lease and t.lease.turn is turn}
         models = tuple(sorted(self._turn_models | held))
         return TurnView(class_name, turn.mode, models, self._clock() - turn.begun)
-
-    def _holders(self) -> Iterator[HolderView]:
-        now = self._clock()
-        for ticket in _tickets(self.lock.held):
-            what, lease = ticket.classification, ticket.lease
-            since = now if lease is None or lease.granted is None else lease.granted
-            yield HolderView(ticket.id, what.class_name, what.model, what.requested, what.mode, now - since)
-
-    def _waiters(self) -> Iterator[WaiterView]:
-        now = self._clock()
-        for position, ticket in enumerate(_tickets(self.lock.waiting), 1):
-            what, lease = ticket.classification, ticket.lease
-            since = now if lease is None else lease.arrived
-            names = (what.class_name, what.model, what.requested, what.mode)
-            yield WaiterView(ticket.id, position, *names, now - since)
 
 
 @dataclass(slots=True)
@@ -362,6 +323,15 @@ class Hold:
             raise RuntimeError("no lease is held outside of the block")
         return self._lease
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the lease is held now: from the very grant on, though its task may not know of it yet."""
+        return (lease := self.ticket.lease) is not None and lease.held
+
+    def left(self) -> None:
+        """The client is gone, and nobody else will end this wait: where it still waits, its place is kept."""
+        self.leases.places.keep(self.ticket)
+
     def release(self) -> None:
         """Give the lease back now, from anywhere; later calls do nothing."""
         lease = self._lease
@@ -370,5 +340,12 @@ class Hold:
             self.leases.ended(self.ticket)
 
 
-def _tickets(leases: list[Lease]) -> Iterator[Ticket]:
-    return (lease.owner for lease in leases if isinstance(lease.owner, Ticket))
+async def _granted(ticket: Ticket) -> Lease:
+    """The lease of `ticket` once it is granted; it may be moved to another place while it waits."""
+    while (lease := ticket.lease) is not None:
+        try:
+            await lease.wait()
+        except Moved:
+            continue
+        return lease
+    raise RuntimeError("a request without a lease cannot wait")

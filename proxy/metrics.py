@@ -1,4 +1,4 @@
-"""What Prometheus sees. An observer of `lease.py` and of finished exchanges; nothing else imports Prometheus.
+"""What Prometheus sees. An observer of leases and of finished exchanges; nothing else imports Prometheus.
 
 Counters and histograms are told what happened. Gauges are read from the lock's own state at scrape time, so they
 agree with `/-/queue` always. Every label set but `code` exists from the start, so that a rate over a class that has
@@ -27,7 +27,8 @@ from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.errors import Refusal
-from proxy.lease import Leases, Ticket, WaitOutcome
+from proxy.lease import Leases
+from proxy.tickets import Ticket, WaitOutcome
 
 WAIT_BUCKETS = (0, 0.01, 0.05, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200)
 """Seconds. Up to the 600 s after which SDKs give up, and one more; 30, 60, 120 are common client timeouts."""
@@ -135,31 +136,31 @@ class Metrics:
         self.registry.register(_Gauges(self, leases))
 
     def wait_ended(self, ticket: Ticket, outcome: WaitOutcome, seconds: float) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.wait.labels(ticket.class_name, outcome).observe(seconds)
 
     def lease_ended(self, ticket: Ticket, seconds: float) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.hold.labels(ticket.class_name).observe(seconds)
 
     def turn_ended(self, class_name: str, seconds: float) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self._turn_seconds[class_name] = self._turn_seconds.get(class_name, 0.0) + seconds
 
     def turn_begun(self, class_name: str) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.turns.labels(class_name).inc()
 
     def swap(self) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.swaps.inc()
 
     def orphan_freed(self) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.orphans.inc()
 
     def hold_overlong(self, class_name: str) -> None:
-        """See `lease.Observer`."""
+        """See `tickets.Observer`."""
         self.overlong.labels(class_name).inc()
 
     # -- told by the application
@@ -186,6 +187,10 @@ class Metrics:
     def exchange_ended(self, class_name: str, outcome: str) -> None:
         """An exchange under a lease ended with one of EXCHANGE_OUTCOMES."""
         self.exchanges.labels(class_name, outcome).inc()
+
+    def stream_incomplete(self, class_name: str) -> None:
+        """A stream ended well on the wire, but without its last event."""
+        self.incomplete_streams.labels(class_name).inc()
 
 
 class _Gauges(Collector):

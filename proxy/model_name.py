@@ -1,56 +1,25 @@
 """Which model a request names, read exactly as llama-swap reads it.
 
 llama-swap decides by the Content-Type alone. If it contains `application/json`, in lower case and anywhere,
-the body is JSON and the query does not count; otherwise body and query are a form (model_form,
-model_multipart). It reads JSON with gjson, which takes the first top-level key `model`, never looks at what
-follows, and does not validate. A parser that validates, or takes the last of two keys, will some day name
-another model than the one that is loaded. So the scanner below does as gjson does: it walks over the tokens of
-the outermost object, skips strings and nested values without looking into them, and stops at the first
-`model`. Where the text between the tokens is not JSON it refuses, rather than guess what gjson makes of it. A
-valid object is never refused.
-
-Pure and incremental: chunks may be cut anywhere, time is linear in their length, memory is bounded by the
-longest key or name, and nesting is a number, not a stack.
+the body is JSON (model_json) and the query does not count; otherwise body and query are a form (model_form,
+model_multipart).
 """
 
-import re
-from collections.abc import Callable
 from typing import Protocol
 
-from proxy.model_form import QueryReader, Undecidable, UrlencodedReader, checked_name
+from proxy.model_form import QueryReader, Undecidable, UrlencodedReader
+from proxy.model_json import JsonReader
 from proxy.model_multipart import MultipartReader, kind_and_parameters
 
-__all__ = ["NameReader", "Undecidable", "body_reader", "is_rewritten", "name_from_query"]
-
-MAX_JSON_NAME = 32 * 1024
-"""Bytes. A valid object is not refused for its name; this only bounds the memory that one may take."""
-
-# `\u0041` is the longest way to write one byte of a name.
-_KEPT = 6 * MAX_JSON_NAME
-
-_ROOT = re.compile(rb"[{\[]")
-_SEPARATORS = re.compile(rb"[ \t\r\n,]*+")
-_COLON = re.compile(rb"[ \t\r\n:]*+")
-_SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
-_SCALAR_STARTS = frozenset(b"+-0123456789iINtfn")
-_SCALAR_ENDS = frozenset(b" \t\r\n,}")
-
-# Inside a nested value only depth counts. Strings and flat objects and arrays are skipped in one match, runs of
-# brackets taken as one token. All of it is possessive, so that no byte is looked at more than a few times.
-# gjson counts parentheses as brackets; valid JSON has none outside strings, so they end the scan.
-_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
-_FLAT = rb'(?:[^"\[\]{}()]++|"%b")*+' % _STRING
-_NESTED = re.compile(
-    rb"(?:[^\"\[\]{}()]++|\"%b\"|\[%b\]|\{%b\})*+([\[{]++|[\]}]++|[\"()])?" % (_STRING, _FLAT, _FLAT), re.DOTALL
-)
-_STRING_REST = re.compile(_STRING, re.DOTALL)
-
-_MODEL_KEY = re.compile(rb"(?:m|\\u006[dD])(?:o|\\u006[fF])(?:d|\\u0064)(?:e|\\u0065)(?:l|\\u006[cC])")
-# gjson ends an escaped key at a control character or a bad escape: such a key could be `model` to it.
-_CUT = re.compile(rb'[\x00-\x1f]|\\(?!["\\/bfnrt]|u[0-9A-Fa-f]{4})')
-_VALID_STRING = re.compile(rb'(?:[^\x00-\x1f"\\]|\\["\\/bfnrt]|\\u[0-9A-Fa-f]{4})*+')
-_ESCAPE = re.compile(r"\\u([dD][89A-Fa-f]..)(?:\\u(....))?|\\u(....)|\\(.)")
-_SHORT_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+__all__ = [
+    "NameReader",
+    "Undecidable",
+    "asks_for_stream",
+    "body_reader",
+    "is_rewritten",
+    "name_from_query",
+    "stream_reader",
+]
 
 # The methods whose urlencoded body net/http reads. llama-swap reads JSON and multipart for every method but GET.
 _FORM_METHODS = frozenset({"POST", "PUT", "PATCH"})
@@ -66,13 +35,16 @@ class NameReader(Protocol):
         """The name, never empty. Raises Undecidable."""
 
 
-def body_reader(content_type: bytes | None, query: bytes, method: str = "POST") -> NameReader:
-    """The reader that llama-swap would use; never raises, a hopeless request is refused by its `finish`."""
+def body_reader(content_type: bytes | None, query: bytes, method: str = "POST", *, stream: bool = False) -> NameReader:
+    """The reader that llama-swap would use; never raises, a hopeless request is refused by its `finish`.
+
+    With `stream` it also learns whether a JSON body asks for a stream, for which it has to read all of it.
+    """
     kind = content_type or b"application/octet-stream"
     if method == "GET":
         return QueryReader(query)
     if b"application/json" in kind:
-        return _JsonReader()
+        return JsonReader(stream=stream)
     try:
         if b"multipart/form-data" in kind:
             return MultipartReader.from_content_type(kind, query)
@@ -81,6 +53,16 @@ def body_reader(content_type: bytes | None, query: bytes, method: str = "POST") 
     except Undecidable as problem:
         return _Refused(problem)
     return QueryReader(query)
+
+
+def stream_reader(content_type: bytes | None) -> NameReader | None:
+    """What learns whether a body asks for a stream where the model is not named in it; None where it is not JSON."""
+    return JsonReader(name=False, stream=True) if b"application/json" in (content_type or b"").lower() else None
+
+
+def asks_for_stream(reader: NameReader | None) -> bool | None:
+    """Whether the body that `reader` was shown asks for a streamed answer; None where that is not known."""
+    return reader.streamed if isinstance(reader, JsonReader) else None
 
 
 def is_rewritten(content_type: bytes | None, query: bytes, method: str) -> bool:
@@ -116,172 +98,3 @@ class _Refused:
 
     def finish(self) -> str:
         raise self._problem
-
-
-class _JsonReader:
-    """One state per token of the outermost object; each takes what it can and returns where it stopped."""
-
-    def __init__(self) -> None:
-        self._state: Callable[[_JsonReader, bytes, int], int] | None = _JsonReader._before_object
-        self._depth = 0  # below the outermost object
-        self._escaped = False  # inside a string: the next character is escaped
-        self._kept = bytearray()  # of the current key or the name, without quotes
-        self._key_is_model = False
-        self._raw_name: bytes | None = None
-        self._problem = 'The JSON body ends before its "model" does; send it whole, with a top-level "model".'
-
-    def feed(self, chunk: bytes) -> None:
-        position = 0
-        while self._state is not None and position < len(chunk):
-            position = self._state(self, chunk, position)
-
-    def finish(self) -> str:
-        if self._raw_name is None:
-            raise Undecidable(self._problem)
-        return _unescaped(self._raw_name)
-
-    def _before_object(self, chunk: bytes, position: int) -> int:
-        root = _ROOT.search(chunk, position)
-        if root is None:
-            return len(chunk)
-        if root[0] == b"[":
-            return self._refuse('The JSON body is an array; send an object with a top-level "model".')
-        self._state = _JsonReader._before_key
-        return root.end()
-
-    def _before_key(self, chunk: bytes, position: int) -> int:
-        position = _end(_SEPARATORS, chunk, position)
-        if position < len(chunk):
-            if chunk[position] == ord("}"):
-                return self._refuse('The JSON body has no top-level "model"; add one that names a model.')
-            if chunk[position] != ord('"'):
-                return self._refuse_malformed()
-            self._state = _JsonReader._key_or_name
-        return position + 1
-
-    def _key_or_name(self, chunk: bytes, position: int) -> int:
-        end = self._string_end(chunk, position)
-        self._kept += chunk[position : end if end >= 0 else len(chunk)][: _KEPT + 1 - len(self._kept)]
-        if end < 0:
-            return len(chunk)
-        if self._key_is_model:
-            self._raw_name = bytes(self._kept)
-            self._state = None
-        else:
-            self._take_key()
-        return end + 1
-
-    def _take_key(self) -> None:
-        match = _MODEL_KEY.match(self._kept)
-        self._state = _JsonReader._before_value
-        if match and match.end() == len(self._kept):
-            self._key_is_model = True
-        elif match and _CUT.match(self._kept, match.end()):
-            self._refuse_malformed()
-        self._kept.clear()
-
-    def _before_value(self, chunk: bytes, position: int) -> int:
-        position = _end(_COLON, chunk, position)
-        if position == len(chunk):
-            return position
-        first = chunk[position]
-        if self._key_is_model and first != ord('"'):
-            return self._refuse('The first top-level "model" is not a string; name a model there, in quotes.')
-        if first == ord('"'):
-            self._state = _JsonReader._key_or_name if self._key_is_model else _JsonReader._string
-        elif first in b"[{":
-            self._depth = 1
-            self._state = _JsonReader._nested
-        elif first in _SCALAR_STARTS:
-            self._state = _JsonReader._scalar
-        else:
-            return self._refuse_malformed()
-        return position + 1
-
-    def _scalar(self, chunk: bytes, position: int) -> int:
-        position = _end(_SCALAR, chunk, position)
-        if position < len(chunk):
-            if chunk[position] not in _SCALAR_ENDS:
-                return self._refuse_malformed()
-            self._state = _JsonReader._before_key
-        return position
-
-    def _string(self, chunk: bytes, position: int) -> int:
-        end = self._string_end(chunk, position)
-        if end < 0:
-            return len(chunk)
-        self._state = _JsonReader._nested if self._depth else _JsonReader._before_key
-        return end + 1
-
-    def _nested(self, chunk: bytes, position: int) -> int:
-        for match in _NESTED.finditer(chunk, position):
-            token = match[1]
-            if token is None:
-                continue  # the end of the chunk
-            if token in b"()":
-                return self._refuse_malformed()
-            if token == b'"':
-                self._state = _JsonReader._string
-                return match.end()
-            if token[0] in b"[{":
-                self._depth += len(token)
-            elif len(token) < self._depth:
-                self._depth -= len(token)
-            else:
-                self._state = _JsonReader._before_key
-                end, self._depth = match.start(1) + self._depth, 0
-                return end
-        return len(chunk)
-
-    def _string_end(self, chunk: bytes, position: int) -> int:
-        """Where the quote is that ends the string around `position`, or -1; a cut escape is remembered."""
-        if self._escaped:
-            self._escaped = False
-            position += 1
-        quote = chunk.find(b'"', position)
-        if chunk.find(b"\\", position, quote if quote >= 0 else len(chunk)) < 0:
-            return quote
-        end = _end(_STRING_REST, chunk, position)
-        if end == len(chunk):
-            return -1
-        self._escaped = chunk[end] == ord("\\")
-        return -1 if self._escaped else end
-
-    def _refuse(self, problem: str) -> int:
-        self._problem = problem
-        self._state = None
-        return 0
-
-    def _refuse_malformed(self) -> int:
-        return self._refuse('The JSON body is malformed before its "model"; send valid JSON.')
-
-
-def _end(pattern: re.Pattern[bytes], chunk: bytes, position: int) -> int:
-    match = pattern.match(chunk, position)
-    return match.end() if match else position
-
-
-def _unescaped(raw: bytes) -> str:
-    """The text of a JSON string, with gjson's reading of what RFC 8259 leaves open: lone surrogates."""
-    if len(raw) > _KEPT:
-        return checked_name(raw, MAX_JSON_NAME)
-    if not _VALID_STRING.fullmatch(raw):
-        raise Undecidable('The value of "model" is not a valid JSON string; escape it as RFC 8259 says.')
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        raise Undecidable('The value of "model" is not valid UTF-8; send it in UTF-8.') from None
-    return checked_name(_ESCAPE.sub(_character, text).encode(), MAX_JSON_NAME)
-
-
-def _character(escape: re.Match[str]) -> str:
-    surrogate, follower, other, short = escape.groups()
-    if short:
-        return _SHORT_ESCAPES.get(short, short)
-    if other:
-        return chr(int(other, 16))
-    high, low = int(surrogate, 16), int(follower or "0", 16)
-    if 0xD800 <= high < 0xDC00 <= low < 0xE000:
-        return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
-    # Both are consumed, even when the second one is a character of its own.
-    return "\ufffd"

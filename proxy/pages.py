@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from proxy.errors import PageNotFound, Refusal
 from proxy.lease import Leases
-from proxy.views import HolderView, TurnView, WaiterView
+from proxy.views import HolderView, KeptView, TurnView, WaiterView
 
 NAME_SHOWN = 200
 """Characters of a name: clients may send far longer ones."""
@@ -67,6 +67,7 @@ def queue_json(leases: Leases) -> dict[str, Any]:
         "turn": _turn(snapshot.turn) if snapshot.turn else None,
         "holders": [_holder(holder) for holder in snapshot.holders],
         "waiters": [_waiter(waiter) for waiter in snapshot.waiters],
+        "kept": [_kept(place) for place in snapshot.kept],
     }
 
 
@@ -85,9 +86,15 @@ def _holder(view: HolderView) -> dict[str, Any]:
 
 def _waiter(view: WaiterView) -> dict[str, Any]:
     place = {"id": view.id, "position": view.position}
-    return {**place, **_names(view), "waited_seconds": round(view.waited_seconds, 3)}
+    shown = {**place, **_names(view), "waited_seconds": round(view.waited_seconds, 3)}
+    return shown if view.client_timeout is None else {**shown, "client_timeout_seconds": view.client_timeout}
 
 
-def _names(view: HolderView | WaiterView) -> dict[str, Any]:
+def _kept(view: KeptView) -> dict[str, Any]:
+    seconds = {"waited_seconds": round(view.waited_seconds, 3), "seconds_left": round(view.seconds_left, 3)}
+    return {**_names(view), **seconds}
+
+
+def _names(view: HolderView | WaiterView | KeptView) -> dict[str, Any]:
     names = {"class": view.class_name, "model": view.model[:NAME_SHOWN], "mode": view.mode}
     return names if view.requested == view.model else {**names, "requested": view.requested[:NAME_SHOWN]}

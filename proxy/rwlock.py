@@ -18,19 +18,24 @@ synchronous, idempotent and valid from anywhere. A cancellation that arrives wit
 
 Waiters with equal claims differ only in age, so they share a *lane*: every decision looks at the heads of the lanes,
 and the cost of a grant does not grow with the number of waiters.
+
+A waiter that has to leave may *keep its place* and come back to it. While it is away it holds up nobody, so whoever
+could run does; but what a new turn does to the order of the waiters it does to the places too, or coming back would
+undo that sets take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from proxy.residency import Residency, subtract
+from proxy.residency import Effect, Residency, subtract
 from proxy.router import NOTHING, Mode, Router
 
 
@@ -41,6 +46,9 @@ class Claim:
     mode: Mode
     units: frozenset[str]
     models: frozenset[str]
+
+
+NO_CLAIMS: frozenset[Claim] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +77,23 @@ class Turn:
     begun: float
     units: frozenset[str]
     first_number: int
-    """Arrivals with a smaller number were queued when the turn began."""
+    queued: frozenset[Claim] = NO_CLAIMS
+    """Arrivals of these claims with a number below `first_number` were queued, or kept a place, when it began."""
     loaded: float | None = None
     """When what it began with was there; at most `max_turn` after the begin."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a request stands in the queue; times are seconds of the lock's clock.
+
+    `key` is the order in the queue: the arrival's `number`, until a turn's end moves it behind everybody.
+    """
+
+    claim: Claim
+    number: int
+    key: int
+    arrived: float
 
 
 class Lease:
@@ -86,7 +108,7 @@ class Lease:
         "_wake",
         "arrived",
         "claim",
-        "cold",
+        "effect",
         "ended",
         "failed",
         "granted",
@@ -95,23 +117,21 @@ class Lease:
         "loading",
         "number",
         "owner",
-        "stops",
         "turn",
     )
 
-    def __init__(self, lock: FairRWLock, claim: Claim, owner: object, number: int, arrived: float) -> None:
+    def __init__(self, lock: FairRWLock, place: Place, owner: object) -> None:
         self._lock = lock
         self._wake: asyncio.Future[None] | None = None
         self._refusal: Exception | None = None
-        self.claim = claim
+        self.claim = place.claim
         self.owner = owner
-        self.number = self.key = number
-        self.arrived = arrived
+        self.number, self.key = place.number, place.key
+        self.arrived = place.arrived
         self.granted: float | None = None
         self.ended: float | None = None
         self.turn: Turn | None = None
-        self.stops = NOTHING
-        self.cold = False
+        self.effect = Effect(place.claim.units)
         self.loading = False
         self.failed = False
         self.heard = False
@@ -119,6 +139,16 @@ class Lease:
     def __repr__(self) -> str:
         state = "ended" if self.ended is not None else "held" if self.held else "waiting"
         return f"<Lease {self.number} {self.claim.mode} {sorted(self.claim.units)} {state}>"
+
+    @property
+    def cold(self) -> bool:
+        """Whether its models may have to be loaded for it."""
+        return self.effect.cold
+
+    @property
+    def stops(self) -> frozenset[str]:
+        """What its grant makes llama-swap stop."""
+        return self.effect.stops
 
     @property
     def held(self) -> bool:
@@ -150,6 +180,13 @@ class Lease:
         if self.ended is None:
             self._lock._end(self)
 
+    def keep(self) -> Place | None:
+        """Leave the queue as by `release`, but keep the place for a request to come; None if it does not wait.
+
+        A cancellation releases as soon as its task runs: whoever cancels has to keep the place in the same tick.
+        """
+        return self._lock._keep(self) if self.waiting else None
+
     def refuse(self, error: Exception) -> None:
         """Take a waiter out of the queue and raise `error` where it waits; nothing happens to one already granted."""
         if self.waiting:
@@ -158,7 +195,7 @@ class Lease:
 
     def sent(self) -> None:
         """The request has been sent whole: one that needed no load and stops nothing no longer counts as loading."""
-        if not self.cold and not self.stops:
+        if not self.effect.moves:
             self._lock._settle(self, heard=False)
 
     def answered(self) -> None:
@@ -181,13 +218,18 @@ class _Lane:
     """Waiters with equal claims, oldest first."""
 
     claim: Claim
-    waiters: OrderedDict[int, Lease] = field(default_factory=OrderedDict)
-    queued_in: Turn | None = None
-    """The turn at whose begin this lane was in it: its waiters of then may be granted for all of that turn."""
+    waiters: list[Lease] = field(default_factory=list)
 
     @property
     def head(self) -> Lease:
-        return next(iter(self.waiters.values()))
+        return self.waiters[0]
+
+    def enter(self, lease: Lease) -> None:
+        """Whoever comes back to a kept place is older than those at the end."""
+        insort(self.waiters, lease, key=_number)
+
+    def leave(self, lease: Lease) -> None:
+        del self.waiters[bisect_left(self.waiters, lease.number, key=_number)]
 
 
 class FairRWLock:
@@ -214,6 +256,7 @@ class FairRWLock:
         self._waiting = self._writers = 0
         self._lanes: dict[Claim, _Lane] = {}
         self._free_lanes: dict[Claim, _Lane] = {}
+        self._places: dict[Claim, dict[int, Place]] = {}
         self._held: dict[int, Lease] = {}
         self._slots_in_use: Counter[str] = Counter()
         self._turn: Turn | None = None
@@ -229,7 +272,7 @@ class FairRWLock:
     def waiting(self) -> list[Lease]:
         """All waiters in queue order, those that wait only for a slot included."""
         lanes = (*self._lanes.values(), *self._free_lanes.values())
-        return sorted((lease for lane in lanes for lease in lane.waiters.values()), key=_key)
+        return sorted((lease for lane in lanes for lease in lane.waiters), key=_key)
 
     @property
     def waiting_count(self) -> int:
@@ -253,19 +296,26 @@ class FairRWLock:
 
     # -- events
 
-    def request(self, claim: Claim, owner: object = None) -> Lease:
-        """Enter the queue; the lease may be held on return. Await `Lease.wait` and always `Lease.release` it."""
-        lease = Lease(self, claim, owner, self._number(), self._clock())
-        lanes = self._lanes_of(claim)
-        lane = lanes.get(claim)
-        if lane is None:
-            lane = lanes[claim] = _Lane(claim)
-        lane.waiters[lease.number] = lease
-        self._waiting += 1
+    def request(self, claim: Claim, owner: object = None, place: Place | None = None) -> Lease:
+        """Enter the queue; the lease may be held on return. Await `Lease.wait` and always `Lease.release` it.
+
+        A `place` kept by a request of the same claim is taken up where it was left, and can be taken up once; one
+        that was forgotten, or is another claim's, is worth nothing.
+        """
+        returns = place is not None and self._take(place) and place.claim == claim
+        if place is None or not returns:
+            number = self._number()
+            place = Place(claim, number, number, self._clock())
+        lease = Lease(self, place, owner)
+        self._enter_queue(lease)
         self._grant()
-        if lease.granted is not None:
+        if lease.granted is not None and not returns:
             lease.granted = lease.arrived  # it did not wait, however long the decision took
         return lease
+
+    def forget_place(self, place: Place) -> None:
+        """Nobody will come back to this kept place; later calls do nothing."""
+        self._take(place)
 
     def report(self, resident: AbstractSet[str], *, asked: float) -> None:
         """What llama-swap says is resident, `asked` for at that time of the lock's clock."""
@@ -301,6 +351,12 @@ class FairRWLock:
             self._leave_holders(lease)
         self._grant()
 
+    def _keep(self, lease: Lease) -> Place:
+        place = Place(lease.claim, lease.number, lease.key, lease.arrived)
+        self._places.setdefault(place.claim, {})[place.number] = place  # first: a turn may begin with its leaving
+        self._end(lease)
+        return place
+
     def _fail(self, lease: Lease) -> None:
         lease.failed = lease.heard = True
         if lease.turn is not None:
@@ -319,7 +375,7 @@ class FairRWLock:
                 self._residency.answered(lease.claim.units)
         if lease.loading:
             lease.loading = False
-            self._residency.settle(moved=lease.cold or bool(lease.stops))
+            self._residency.settle(lease.effect)
         self._grant()
 
     def _note_loaded(self, lease: Lease, turn: Turn) -> None:
@@ -335,10 +391,11 @@ class FairRWLock:
         units -= self._residency.proved
         for lease in self._held.values():
             if lease.turn is not None and not lease.heard and not units.isdisjoint(lease.claim.units):
-                lease.cold = True
-                if not lease.loading:
-                    lease.loading = True
-                    self._residency.load_again()
+                if lease.loading:
+                    self._residency.end(lease.effect)
+                lease.effect = replace(lease.effect, cold=True)
+                lease.loading = True
+                self._residency.begin(lease.effect)
 
     # -- bookkeeping
 
@@ -350,21 +407,40 @@ class FairRWLock:
     def _lanes_of(self, claim: Claim) -> dict[Claim, _Lane]:
         return self._free_lanes if claim.mode == "none" else self._lanes
 
+    def _enter_queue(self, lease: Lease) -> None:
+        lanes = self._lanes_of(lease.claim)
+        lane = lanes.get(lease.claim)
+        if lane is None:
+            lane = lanes[lease.claim] = _Lane(lease.claim)
+        lane.enter(lease)
+        self._waiting += 1
+
     def _leave_queue(self, lease: Lease) -> None:
         lanes = self._lanes_of(lease.claim)
         lane = lanes[lease.claim]
-        del lane.waiters[lease.number]
+        lane.leave(lease)
         self._waiting -= 1
         if not lane.waiters:
             del lanes[lease.claim]
+
+    def _take(self, place: Place) -> bool:
+        """Take a kept place out of the books; False where it is not, or no longer, in them."""
+        places = self._places.get(place.claim, {})
+        if places.get(place.number) is not place:
+            return False
+        del places[place.number]
+        if not places:
+            del self._places[place.claim]
+        return True
 
     def _leave_holders(self, lease: Lease) -> None:
         del self._held[lease.number]
         subtract(self._slots_in_use, lease.claim.models)
         if lease.turn is None:
+            self._residency.end_visit(lease.claim.units, failed=lease.failed)
             return
         self._writers -= lease.claim.mode == "write"
-        self._residency.leave(lease.claim.units, loading=lease.loading, failed=lease.failed)
+        self._residency.leave(lease.effect, loading=lease.loading, failed=lease.failed)
         if lease.loading:
             lease.loading = False
             self._lose_loads(lease.claim.units)
@@ -375,10 +451,12 @@ class FairRWLock:
         lease.granted = self._clock()
         self._held[lease.number] = lease
         self._slots_in_use.update(lease.claim.models)
-        if turn is not None:
+        if turn is None:
+            self._residency.visit(lease.claim.units)
+        else:
             lease.turn = turn
             lease.loading = True
-            lease.cold, lease.stops = self._residency.enter(lease.claim.units)
+            lease.effect = self._residency.enter(lease.claim.units)
             self._writers += lease.claim.mode == "write"
             turn.units |= lease.claim.units
         lease.wake()
@@ -449,23 +527,32 @@ class FairRWLock:
         return False
 
     def _may_pass(self, lease: Lease, other: Lease, turn: Turn, deadline: float) -> bool:
-        queued = self._lanes[lease.claim].queued_in is turn and lease.number < turn.first_number
+        queued = lease.number < turn.first_number and lease.claim in turn.queued
         return lease.key < other.key or queued or lease.arrived < deadline
 
     def _switch_to(self, other: Lease) -> bool:
         """Begin the next turn with `other`; what is left of the old one moves behind everybody, in order."""
         if not self._can(other.claim):
             return False
-        old = self._turn
-        before = [lane for lane in self._lanes.values() if old is not None and self._in_turn(lane.claim, old)]
+        before = NO_CLAIMS if self._turn is None else self._claims_in(self._turn)
         turn = self._begin_turn(other)
         self._give(other, turn)
-        left = [lane for lane in before if not self._in_turn(lane.claim, turn)]
-        for lease in sorted((lease for lane in left for lease in lane.waiters.values()), key=_key):
-            lease.key = self._number()
-        for lane in self._lanes.values():
-            lane.queued_in = turn if self._in_turn(lane.claim, turn) else None
+        turn.queued = self._claims_in(turn)
+        self._move_behind(before - turn.queued)
         return True
+
+    def _claims_in(self, turn: Turn) -> frozenset[Claim]:
+        """The claims of this turn of which somebody waits or has kept a place."""
+        return frozenset(claim for claim in {*self._lanes, *self._places} if self._in_turn(claim, turn))
+
+    def _move_behind(self, claims: AbstractSet[Claim]) -> None:
+        """Move the waiters and the kept places of `claims` behind everybody, in order."""
+        left: list[Lease | Place] = []
+        for claim in claims:
+            left += self._lanes[claim].waiters if claim in self._lanes else ()
+            left += self._places.get(claim, {}).values()
+        for each in sorted(left, key=_key):
+            each.key = self._number()
 
     def _begin_turn(self, first: Lease) -> Turn:
         now, units = self._clock(), first.claim.units
@@ -496,5 +583,9 @@ class FairRWLock:
         return turn.mode == claim.mode and self._residency.spares(claim.units, turn.units)
 
 
-def _key(lease: Lease) -> int:
-    return lease.key
+def _key(of: Lease | Place) -> int:
+    return of.key
+
+
+def _number(of: Lease) -> int:
+    return of.number

@@ -33,6 +33,10 @@ LINGER_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pools of common clients keep a connection, so that they close it and never we under a request."""
 
+UNSENT_BYTES = 128 * 1024
+"""What the kernel takes for a client beyond what is on its way. It would take megabytes, and tell that there is room
+again only when a third of them has gone: a client that reads steadily but slowly would seem to have stalled."""
+
 
 class Server(uvicorn.Server):
     """uvicorn with our signals."""
@@ -148,6 +152,8 @@ def _listen(host: str, port: int) -> socket.socket:
     # With the protocol named, asyncio sets TCP_NODELAY on what it accepts; without it each answer waits for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listener.bind((host, port))
         listener.listen(2048)

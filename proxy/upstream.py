@@ -14,9 +14,8 @@ import time
 
 import httpx
 
-from proxy.connection import IDLE_SECONDS, Connection, ResponseBody
-
-__all__ = ["ResponseBody", "Transport"]
+from proxy.connection import IDLE_SECONDS, Connection
+from proxy.response_body import ReadAhead
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -25,12 +24,13 @@ class Transport(httpx.AsyncBaseTransport):
     A request's extensions may hold `method` and `target` (raw bytes, written as they are) and callbacks: `on_sent()`
     once the whole request has been handed to the socket, `on_head(status)` when the response head has arrived and
     `on_end(error or None)` when after that the body has ended. They are called in the socket's own event.
+    `ahead` bounds what is read of all bodies before it is asked for.
 
     Raises `httpx.ConnectError` and `httpx.ConnectTimeout` when nothing was sent, `httpx.LocalProtocolError` for a
     request that is not sound, and `httpx.ReadError` or `httpx.RemoteProtocolError` for what the upstream did.
     """
 
-    def __init__(self, origin: str, *, connect_timeout: float = 5.0, buffer_limit: int = 1024 * 1024) -> None:
+    def __init__(self, origin: str, *, connect_timeout: float = 5.0, ahead: ReadAhead | None = None) -> None:
         url = httpx.URL(origin)
         self._host = url.host
         self._port = url.port or (443 if url.scheme == "https" else 80)
@@ -39,7 +39,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._idle: dict[Connection, None] = {}
         self._closed = False
         self.encrypted = self._ssl is not None
-        self.buffer_limit = buffer_limit
+        self.ahead = ahead or ReadAhead()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send on an idle connection or a new one; a cancellation closes it."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from proxy.router import Router
+from proxy.router import ClassRouter, Router
 from proxy.rwlock import Claim, Policy
 
 
@@ -86,20 +86,40 @@ class Reference:
         self.queue: list[Request] = []
         self.slot_queue: list[Request] = []
         self.holders: list[Request] = []
+        self.away: list[Request] = []
         self.turn: RuleTurn | None = None
         self.resident: frozenset[str] = frozenset()
         self.uncertain = False
         self.proved: frozenset[str] = frozenset()
         self.moved = float("-inf")
+        self.given_up: list[Request] = []
         self.next = 0
 
     # -- events
 
-    def arrive(self, claim: Claim) -> Request:
-        request = Request(claim, number := self._next(), number, self.clock())
-        (self.slot_queue if claim.mode == "none" else self.queue).append(request)
+    def arrive(self, claim: Claim, place: Request | None = None) -> Request:
+        """Open: a place that was kept for another claim is lost by this."""
+        if place in self.away and place.claim == claim:
+            request = replace(place)
+        else:
+            request = Request(claim, number := self._next(), number, self.clock())
+        self.forget(place)
+        queue = self.slot_queue if claim.mode == "none" else self.queue
+        queue.append(request)
+        queue.sort(key=lambda each: each.key)
         self.grant()
         return request
+
+    def keep(self, request: Request) -> Request | None:
+        """A waiter leaves, and its place is kept: all that the rule knows of it, and no place in any queue."""
+        if request.held or request.ended:
+            return None
+        self.away.append(place := replace(request))
+        self.end(request)
+        return place
+
+    def forget(self, place: Request | None) -> None:
+        self.away = [each for each in self.away if each is not place]
 
     def end(self, request: Request) -> None:
         """A release of a holder, a cancel of a waiter."""
@@ -112,6 +132,13 @@ class Reference:
         if request.held and request.turn and (request.loading or request.failed):
             self.resident -= request.claim.units - self.in_use()
             self._doubt()
+        if request.held and request.turn and request.loading and (request.needs_load or request.stops):
+            self.given_up.append(request)
+        if not self.in_use():
+            self.given_up = []
+        if request.held and not request.turn and request.failed:
+            self.resident -= request.claim.units - self.in_use() - self._beside()
+            self.moved = self.clock()
         self.proved &= self.in_use()
         if request.held and request.turn and request.loading:
             self._lose_loads(request.claim.units)
@@ -126,6 +153,7 @@ class Reference:
             request.heard = True
             if not request.failed:
                 self.proved |= request.claim.units
+                self.given_up = [each for each in self.given_up if not each.claim.units <= self.proved]
         self._turn_loaded(request)
         self._end_of_load(request)
 
@@ -141,6 +169,7 @@ class Reference:
             if request.turn:
                 self._doubt()
                 self.proved -= request.claim.units
+                self.given_up = [each for each in self.given_up if not each.claim.units <= request.claim.units]
                 self._lose_loads(request.claim.units)
         self._turn_loaded(request)
         self._end_of_load(request)
@@ -149,7 +178,8 @@ class Reference:
         """Open: a report that is older than R's last change, or that comes while a failed lease is held, is ignored."""
         if any(each.loading or each.failed for each in self._leases()) or asked <= self.moved:
             return
-        resident = frozenset(resident) | self.in_use()
+        resident = frozenset(resident) | self.in_use() | self._beside()
+        self.given_up = []
         changes = self.uncertain or resident != self.resident
         self.resident, self.uncertain = resident, False
         if self.turn and not self.turn.models <= resident:
@@ -163,7 +193,7 @@ class Reference:
         """Open: a restart stops every model, so R is only what is in use, and in doubt."""
         self.router, self.slots, self.policy = router, slots, policy
         if restarted:
-            self.resident, self.proved = self.in_use(), frozenset()
+            self.resident, self.proved, self.given_up = self.in_use(), frozenset(), []
             self._doubt()
             self._lose_loads(self.in_use())
         self.grant()
@@ -193,7 +223,18 @@ class Reference:
             and not self.evict(claim, self.resident) & self.in_use()
             and not (not claim.units <= self.resident and any(each.loading for each in held))
             and (not self.uncertain or claim.units <= self.in_use())
+            and not self.meets_a_swap(claim)
         )
+
+    def meets_a_swap(self, claim: Claim) -> bool:
+        """Beyond the rule: the claim would stop what a swap under way is stopping; its own swap it just joins.
+
+        A load that was given up may be under way still, and then nobody knows when: it is not to be stopped either.
+        """
+        swaps = [each for each in self._leases() if each.loading and (each.needs_load or each.stops)]
+        moving = union(each.stops for each in swaps) | union(each.stops | each.claim.units for each in self.given_up)
+        joins = claim.units <= union(each.claim.units for each in swaps)
+        return not joins and bool(self.evict(claim, self.resident | moving) & moving)
 
     def in_turn(self, claim: Claim) -> bool:
         """Beyond the rule: as if the claim's own models were not resident, or a matrix would stop nothing."""
@@ -214,7 +255,10 @@ class Reference:
         for each in self.slot_queue:
             if self.free(each.claim):
                 self.slot_queue.remove(each)
-                each.held = True
+                each.held, each.granted_at = True, self.clock()
+                if not each.claim.units <= self.resident and not self._counts_classes():
+                    self.resident |= each.claim.units
+                    self.moved = self.clock()
                 self.holders.append(each)
                 return True
         return False
@@ -226,7 +270,7 @@ class Reference:
             return False
         if not self.in_turn(head.claim):
             self._begin_turn(head)
-            for each in self.queue:
+            for each in self.queue + self.away:
                 each.queued_when_the_turn_began = False
         self._hold(head)
         return True
@@ -263,14 +307,14 @@ class Reference:
         return False
 
     def _switch(self, other: Request) -> None:
-        old = [each for each in self.queue if self.in_turn(each.claim)]
+        old = [each for each in self.queue + self.away if self.in_turn(each.claim)]
         self._begin_turn(other)
         self._hold(other)
-        for each in old:
+        for each in sorted(old, key=lambda each: each.key):
             if not self.in_turn(each.claim):
                 each.key = self._next()
         self.queue.sort(key=lambda each: each.key)
-        for each in self.queue:
+        for each in self.queue + self.away:
             each.queued_when_the_turn_began = self.in_turn(each.claim)
 
     def _begin_turn(self, first: Request) -> None:
@@ -300,6 +344,15 @@ class Reference:
 
     def _leases(self) -> list[Request]:
         return [each for each in self.holders if each.claim.mode != "none"]
+
+    def _beside(self) -> frozenset[str]:
+        """Beyond the rule: models whose requests take no lease are of R; of a class nobody knows what it stops."""
+        if self._counts_classes():
+            return frozenset()
+        return union(each.claim.units for each in self.holders if each.claim.mode == "none")
+
+    def _counts_classes(self) -> bool:
+        return isinstance(self.router, ClassRouter)
 
     def _doubt(self) -> None:
         self.uncertain = True

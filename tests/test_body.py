@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import os
 import random
 import threading
@@ -107,6 +108,15 @@ async def test_a_small_body_is_not_written(spool: Spool, tmp_path: Path) -> None
     with Body(spool) as body:
         await body.read(sending(*in_pieces(bytes(MEMORY_LIMIT))), 10 * MEGABYTE)
         assert open_in(tmp_path) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1000, MEMORY_LIMIT + 1000])
+async def test_the_digest_is_that_of_the_bytes_however_they_came(size: int, spool: Spool) -> None:
+    data = random.Random(size).randbytes(size)
+    for pieces in ([data], in_pieces(data, 700)):
+        with Body(spool) as body:
+            await body.read(sending(*pieces), 10 * MEGABYTE)
+            assert body.digest == hashlib.sha256(data).digest()
 
 
 @pytest.mark.parametrize("limit", [0, 10, 2 * MEGABYTE])

@@ -116,6 +116,15 @@ def test_every_metric_is_in_the_docs() -> None:
 # --- links
 
 
+def test_links_of_the_clients_page_lead_somewhere() -> None:
+    text = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", text):
+        path = ROOT / "docs" / (target or "clients.md")
+        headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, (target, anchor)
+
+
 def test_links_inside_the_page_lead_somewhere() -> None:
     headings = re.findall(r"^#+ (.*)$", CONFIGURATION, re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -26,6 +26,8 @@ ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
+    409: "invalid_request_error",
+    410: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
     431: "request_too_large",
@@ -58,6 +60,8 @@ def test_the_shape_of_every_refusal(kind: type[Refusal]) -> None:
         assert (content_type, body) == (b"application/json", error.body(anthropic=True))
     fields = dict(error.headers())
     assert (b"retry-after" in fields) is isinstance(error, Busy)
+    final = error.status in {400, 401, 404, 413, 431, 501} and not isinstance(error, LlamaSwapRefusal)
+    assert fields.get(b"x-should-retry") == (b"false" if final else None)
     assert (b"www-authenticate" in fields) is (error.status == 401)
 
 

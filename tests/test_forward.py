@@ -285,6 +285,87 @@ async def test_an_error_of_the_server_ends_the_exchange_too(setting: Setting) ->
     await asyncio.wait_for(setting.upstream.seen[0].closed.wait(), 5)
 
 
+async def held_up(setting: Setting, record: Record, request: Outgoing) -> asyncio.Task[int]:
+    """An exchange whose upstream waits for the client."""
+    setting.transport.ahead.each = 1000
+    exchange = asyncio.create_task(setting.exchange(record, request))
+    async with asyncio.timeout(5):
+        while not setting.transport.ahead.held_back:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return exchange
+
+
+async def take_nothing(message: Message) -> None:
+    if message["type"] == "http.response.body":
+        await asyncio.Event().wait()
+
+
+async def test_a_client_that_takes_nothing_is_given_up_like_one_that_has_left(setting: Setting) -> None:
+    script(setting, answer(bytes(20 * MEGABYTE)))
+    setting.transport.ahead.patience = 0.05
+    record = Record(take_nothing)
+    exchange = await held_up(setting, record, outgoing(b"{}"))
+    with pytest.raises(CutStream):
+        await exchange
+    assert record.told == ["sent", "head 200", "left", "broken"]
+    assert setting.transport.ahead.used == 0
+    await asyncio.wait_for(setting.upstream.seen[0].closed.wait(), 5)
+
+
+@pytest.mark.parametrize("ticks", range(4))
+async def test_a_cancellation_around_the_end_of_patience_leaves_nothing(ticks: int, setting: Setting) -> None:
+    script(setting, answer(bytes(20 * MEGABYTE)))
+    record = Record(take_nothing)
+    exchange = await held_up(setting, record, outgoing(b"{}"))
+    (body,) = setting.transport.ahead.held_back
+    body._stalled()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    exchange.cancel()
+    with pytest.raises((CutStream, asyncio.CancelledError)):
+        await exchange
+    assert record.told == ["sent", "head 200", "left", "broken"]
+    assert (setting.transport.ahead.used, len(setting.transport.ahead.held_back)) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["stalls", "fails"])
+async def test_an_answer_that_is_wanted_to_its_end_is_read_to_it_for_nobody(how: str, setting: Setting) -> None:
+    async def take(message: Message) -> None:
+        if how == "fails":
+            raise UpstreamFailed
+        await take_nothing(message)
+
+    script(setting, answer(bytes(20 * MEGABYTE)))
+    setting.transport.ahead.patience = 0.05
+    record, request = Record(take), outgoing(b"{}")
+    request.to_its_end = True
+    with pytest.raises(CutStream if how == "stalls" else UpstreamFailed):
+        await setting.exchange(record, request)
+    assert record.told[:3] == ["sent", "head 200", "end"]
+    assert not setting.upstream.seen[0].closed.is_set()
+    assert setting.transport.ahead.used == 0
+
+
+async def test_a_server_that_ends_does_not_wait_for_an_end_that_nobody_reads(setting: Setting) -> None:
+    end = asyncio.Event()
+    script(setting, begun(end))
+
+    async def fail(message: Message) -> None:
+        raise UpstreamFailed
+
+    record, request = Record(fail), outgoing(b"{}")
+    request.to_its_end = True
+    exchange = asyncio.create_task(setting.exchange(record, request))
+    async with asyncio.timeout(5):
+        while "> head" not in record.events:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    exchange.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange
+    assert record.told == ["sent", "head 200", "left", "broken"]
+    await asyncio.wait_for(setting.upstream.seen[0].closed.wait(), 5)
+
+
 async def test_a_client_that_leaves_after_the_end_takes_nothing_with_it(setting: Setting) -> None:
     async def take_nothing(message: Message) -> None:
         await asyncio.Event().wait()

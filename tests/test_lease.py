@@ -5,144 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from lease_support import CHAT, EMBED, TTS, Failing, World, settle, what
 from proxy.classify import Classification
 from proxy.errors import ClientQueueFull, Draining, QueueFull, QueueTimeout, Refusal
-from proxy.lease import Bounds, Hold, Leases, Ticket
+from proxy.lease import Hold
 from proxy.pages import queue_json
-from proxy.router import ClassRouter, Mode
 from proxy.rwlock import Lease, Policy
-
-MODES: dict[str, Mode] = {"llm": "read", "tts": "write", "embed": "none"}
-
-
-def what(class_name: str, model: str | None = None, requested: str | None = None) -> Classification:
-    model = model or f"{class_name}-a"
-    return Classification(
-        requested=requested or model,
-        model=model,
-        class_name=class_name,
-        mode=MODES[class_name],
-        units=frozenset({class_name}),
-        models=frozenset({model}),
-        label="other",
-        evidence="the test",
-    )
-
-
-CHAT, TTS, EMBED = what("llm"), what("tts"), what("embed")
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class Witness:
-    """An observer that writes everything down."""
-
-    told: list[tuple[Any, ...]] = field(default_factory=list)
-
-    def wait_ended(self, ticket: Ticket, outcome: str, seconds: float) -> None:
-        self.told.append(("waited", ticket.class_name, outcome, seconds))
-
-    def lease_ended(self, ticket: Ticket, seconds: float) -> None:
-        self.told.append(("held", ticket.class_name, seconds))
-
-    def turn_ended(self, class_name: str, seconds: float) -> None:
-        self.told.append(("turn ended", class_name, seconds))
-
-    def turn_begun(self, class_name: str) -> None:
-        self.told.append(("turn", class_name))
-
-    def swap(self) -> None:
-        self.told.append(("swap",))
-
-    def orphan_freed(self) -> None:
-        self.told.append(("orphan",))
-
-    def hold_overlong(self, class_name: str) -> None:
-        self.told.append(("overlong", class_name))
-
-    def of(self, *kinds: str) -> list[tuple[Any, ...]]:
-        return [entry for entry in self.told if entry[0] in kinds]
-
-
-class Failing(Witness):
-    """An observer that fails at everything it is told."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return super().__getattribute__(name)
-
-        def fail(*args: object) -> None:
-            raise RuntimeError(name)
-
-        return fail
-
-
-class World:
-    """Leases with a clock of their own, and tasks that hold and wait."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self.witness = Witness()
-        self.tasks: dict[int, asyncio.Task[None]] = {}
-        self.make()
-
-    def make(
-        self, policy: Policy | None = None, slots: int = 10, observer: Witness | None = None, **bounds: Any
-    ) -> None:
-        max_wait = bounds.pop("max_wait", 60.0)
-        values = {"max_queue": 10, "max_queue_per_client": 10, "max_wait": lambda class_name: max_wait, **bounds}
-        observers = (observer, self.witness) if observer else (self.witness,)
-        policy = policy or Policy("fifo")
-        self.leases = Leases(ClassRouter(), lambda _: slots, policy, Bounds(**values), observers, clock=self.clock)
-
-    async def start(self, classification: Classification, client: str = "somebody") -> Hold:
-        """Begin to wait, and be where that leads to without anybody else's doing."""
-        hold = self.leases.hold(classification, client)
-
-        async def run() -> None:
-            async with hold:
-                await asyncio.Event().wait()
-
-        self.tasks[hold.ticket.id] = asyncio.create_task(run())
-        await settle()
-        return hold
-
-    def task_of(self, hold: Hold) -> asyncio.Task[None]:
-        return self.tasks[hold.ticket.id]
-
-    async def error_of(self, hold: Hold) -> BaseException | None:
-        await settle()
-        task = self.task_of(hold)
-        assert task.done()
-        return task.exception()
-
-    async def cancel(self, hold: Hold) -> None:
-        self.task_of(hold).cancel()
-        await settle()
-
-    def states(self) -> tuple[list[int], list[int]]:
-        """The ids of holders and of waiters."""
-        snapshot = self.leases.snapshot()
-        return [holder.id for holder in snapshot.holders], [waiter.id for waiter in snapshot.waiters]
-
-
-async def settle() -> None:
-    """Let everything that can run, run."""
-    for _ in range(6):
-        await asyncio.sleep(0)
+from proxy.tickets import Bounds, Terms
+from proxy.windows import UNKNOWN_LOAD, Windows
 
 
 @pytest.fixture
@@ -152,8 +27,7 @@ async def world() -> Any:
     for task in world.tasks.values():
         task.cancel()
     await asyncio.gather(*world.tasks.values(), return_exceptions=True)
-    assert world.states() == ([], []), "nothing may be left"
-    assert not world.leases._waiting_of, "no client's count may be left"
+    world.nothing_is_left()
 
 
 # -- bounds
@@ -269,11 +143,113 @@ def _timers() -> list[asyncio.TimerHandle]:
 async def test_a_refusal_names_whole_seconds_from_1_to_60_to_come_back_after(world: World, switch_after: float) -> None:
     world.make(Policy("batch", switch_after, 2000.0), max_queue=0)
     await world.start(TTS)
+    assert 1 <= await retry_after(world) <= 60
+
+
+async def retry_after(world: World) -> int:
+    """What a request that is refused now is told."""
     error = await world.error_of(await world.start(TTS))
     assert isinstance(error, Refusal)
-    fields = dict(error.headers())
-    assert fields[b"retry-after"].isdigit()
-    assert 1 <= int(fields[b"retry-after"]) <= 60
+    field = dict(error.headers())[b"retry-after"]
+    assert field.isdigit()
+    return int(field)
+
+
+@pytest.mark.parametrize("switch_after", [0.0, 3.0, 30.0])
+async def test_retry_after_grows_with_the_waiters_ahead(world: World, switch_after: float) -> None:
+    seconds = []
+    world.make(Policy("batch", switch_after, 2000.0), max_queue=100, max_queue_per_client=100)
+    await world.start(TTS)
+    for number in range(40):
+        world.leases.bounds = Bounds(number, 100, lambda _: 60.0)
+        seconds.append(await retry_after(world))
+        world.leases.bounds = Bounds(100, 100, lambda _: 60.0)
+        await world.start(TTS)
+    assert seconds == sorted(seconds)
+    assert seconds[0] == max(1, switch_after)
+    assert seconds[-1] == {0.0: 4, 3.0: 15, 30.0: 60}[switch_after]
+
+
+async def test_retry_after_shrinks_while_the_turn_goes_on_which_begins_when_it_is_loaded(world: World) -> None:
+    world.make(Policy("batch", 30.0, 90.0), max_queue=0)
+    holder, seconds = await world.start(TTS), []
+    for loaded in (False, False, True, False, False):
+        seconds.append(await retry_after(world))
+        if loaded:
+            holder.lease.answered()
+        world.clock.now += 20
+    assert seconds == [30, 30, 30, 10, 1]
+
+
+async def test_retry_after_follows_the_measured_loads_of_the_turn_and_of_the_first_that_waits_for_another(
+    world: World,
+) -> None:
+    loads = {"tts": 4.0, "llm": 9.0, "embed": 200.0}
+    windows = Windows(None, None, 600.0, loads.get).of
+    world.make(Policy("batch", windows=windows), max_queue=3)
+    await world.start(TTS)
+    assert world.leases.retry_after() == 4.0 + UNKNOWN_LOAD
+    await world.start(TTS)
+    await world.start(CHAT)
+    assert world.leases.retry_after() == pytest.approx(13.0 + 2 * 1.3)
+    assert world.leases.retry_after(0) == 13.0
+
+
+async def test_with_nothing_done_yet_there_is_nothing_to_wait_for(world: World) -> None:
+    assert world.leases.retry_after() == 0.0
+
+
+# -- how long a client prefers to wait
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds"), [(None, None), (0, 0.0), (1, 0.9), (5, 4.5), (10, 9.0), (11, 10.0), (600, 599.0)]
+)
+def test_a_preferred_wait_ends_a_little_before_it_is_over(wait: int | None, seconds: float | None) -> None:
+    assert Terms(wait=wait).patience == seconds
+
+
+async def test_a_request_is_refused_before_the_wait_that_it_prefers_is_over(world: World) -> None:
+    await world.start(TTS)
+    patient, hasty = await world.start(CHAT), await world.start(CHAT, terms=Terms(wait=1))
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.timeout(5):
+        await asyncio.wait([world.task_of(hasty)])
+    assert asyncio.get_running_loop().time() - begun >= 0.89
+    error = await world.error_of(hasty)
+    assert isinstance(error, QueueTimeout)
+    assert "(Prefer: wait)" in error.message
+    assert world.states() == ([1], [patient.ticket.id])
+
+
+async def test_a_preferred_wait_longer_than_max_wait_changes_nothing(world: World) -> None:
+    world.make(max_wait=0.01)
+    await world.start(TTS)
+    waiter = await world.start(CHAT, terms=Terms(wait=100))
+    world.clock.now += 0.01
+    async with asyncio.timeout(5):
+        await asyncio.wait([world.task_of(waiter)])
+    error = await world.error_of(waiter)
+    assert isinstance(error, QueueTimeout)
+    assert error.message == QueueTimeout.default_message
+
+
+async def test_wait_0_is_served_at_once_or_not_at_all(world: World) -> None:
+    served = await world.start(TTS, terms=Terms(wait=0))
+    refused = await world.start(CHAT, terms=Terms(wait=0))
+    assert isinstance(await world.error_of(refused), QueueTimeout)
+    assert world.states() == ([served.ticket.id], [])
+    assert [entry[1:3] for entry in world.witness.of("waited")] == [("tts", "granted"), ("llm", "timeout")]
+
+
+async def test_a_client_that_leaves_before_its_preferred_wait_is_over_leaves_no_timer(world: World) -> None:
+    await world.start(TTS)
+    waiter = await world.start(CHAT, terms=Terms(b"x", wait=50))
+    timers = [timer for timer in _timers() if not timer.cancelled()]
+    assert len(timers) == 1
+    await world.leave(waiter)
+    assert timers[0].cancelled()
+    assert world.states() == ([1], [])
 
 
 # -- client counters
@@ -674,11 +650,12 @@ async def test_the_queue_is_shown_with_exactly_the_agreed_names(world: World) ->
                 "waited_seconds": 1.0,
             },
         ],
+        "kept": [],
     }
 
 
 async def test_an_idle_proxy_that_never_worked_has_no_turn(world: World) -> None:
-    assert queue_json(world.leases) == {"policy": "fifo", "turn": None, "holders": [], "waiters": []}
+    assert queue_json(world.leases) == {"policy": "fifo", "turn": None, "holders": [], "waiters": [], "kept": []}
 
 
 async def test_a_turn_outlives_its_leases_and_names_every_model_it_served(world: World) -> None:

@@ -39,11 +39,12 @@ from proxy import __version__
 from proxy.classify import Classification
 from proxy.errors import Refusal
 from proxy.gateway import CLIENT_LEFT
-from proxy.lease import Bounds, Hold, Leases, WaitOutcome
+from proxy.lease import Hold, Leases
 from proxy.metrics import EXCHANGE_OUTCOMES, WAIT_BUCKETS, Metrics
 from proxy.pages import queue_json
 from proxy.router import ClassRouter, Mode
 from proxy.rwlock import Policy
+from proxy.tickets import Bounds, WaitOutcome
 
 CLASSES = ("llm", "tts", "embed", "mine")
 OUTCOMES = get_args(WaitOutcome)

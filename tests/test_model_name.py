@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.model_name import Undecidable, body_reader, name_from_query
+from proxy.model_name import Undecidable, asks_for_stream, body_reader, name_from_query, stream_reader
 
 JSON = b"application/json"
 URLENCODED = b"application/x-www-form-urlencoded"
@@ -33,10 +33,16 @@ VECTORS = [
 
 
 def name_of(
-    body: bytes, content_type: bytes | None = JSON, query: bytes = b"", *, cuts: Any = (), method: str = "POST"
+    body: bytes,
+    content_type: bytes | None = JSON,
+    query: bytes = b"",
+    *,
+    cuts: Any = (),
+    method: str = "POST",
+    stream: bool = False,
 ) -> str | None:
     """What is read from the body, fed in pieces that end at `cuts`; None for Undecidable."""
-    reader = body_reader(content_type, query, method)
+    reader = body_reader(content_type, query, method, stream=stream)
     start = 0
     for cut in (*cuts, len(body)):
         reader.feed(body[start:cut])
@@ -191,7 +197,8 @@ def test_nothing_after_the_name_is_looked_at() -> None:
 
 SPACE = st.sampled_from(["", " ", "\n", "\r\n", "\t", "  \t\r\n "])
 TEXT = st.one_of(
-    st.text(max_size=12), st.sampled_from(["model", "Model", "mode", "model ", "tts-a", '"', "\\", "[{", ")"])
+    st.text(max_size=12),
+    st.sampled_from(["model", "Model", "mode", "model ", "stream", "streams", "tts-a", '"', "\\", "[{", ")"]),
 )
 
 
@@ -238,6 +245,103 @@ def test_any_valid_object_gives_its_first_model_if_that_is_a_string(text: str, d
     expected = first_model(body)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=4)))
     assert name_of(body, cuts=cuts) == expected
+
+
+# Whether a stream is asked for
+
+
+def streamed(body: bytes, *, cuts: Any = (), named: bool = True) -> bool | None:
+    """What is learned of a JSON body, fed in pieces that end at `cuts`; `named` where its model counts too."""
+    reader = body_reader(JSON, b"", stream=True) if named else stream_reader(JSON)
+    assert reader is not None
+    start = 0
+    for cut in (*cuts, len(body)):
+        reader.feed(body[start:cut])
+        start = cut
+    return asks_for_stream(reader)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"model":"a","stream":true}', True),
+        (b'{"stream":true,"model":"a"}', True),
+        (b'{"stream" : true , "model":"a"}', True),
+        (b'{"str\\u0065a\\u006D":true,"model":"a"}', True),
+        (b'{"model":"a","stream":false}', False),
+        (b'{"model":"a"}', False),
+        (b'{"model":"a","stream":null}', False),
+        (b'{"model":"a","stream":1}', False),
+        (b'{"model":"a","stream":"true"}', False),
+        (b'{"model":"a","stream":[true]}', False),
+        (b'{"model":"a","Stream":true,"streams":true,"strea":true}', False),
+        (b'{"model":"a","stream_options":{"stream":true}}', False),
+        (b'{"model":"a","x":"\\"stream\\":true"}', False),
+        # Of two, the engines take the last; of two models llama-swap takes the first.
+        (b'{"stream":true,"model":"a","stream":false}', False),
+        (b'{"stream":false,"model":"a","model":"b","stream":true}', True),
+        (b'{"stream":true,"stream":"x","model":"a"}', False),
+        # Not to its end, or no JSON: nothing is known.
+        (b'{"model":"a","stream":true', None),
+        (b'{"model":"a","stream":true,"messages":[', None),
+        (b'{"model":"a","stream":true;}', None),
+        (b'{"model":"a","stream":truex}', False),
+        (b'{"model":5,"stream":true}', None),
+        (b'[{"model":"a","stream":true}]', None),
+        (b"", None),
+    ],
+)
+def test_the_last_top_level_stream_of_a_whole_object_counts(body: bytes, expected: bool | None) -> None:
+    for cuts in ((), range(1, len(body))):
+        assert streamed(body, cuts=cuts) is expected
+    assert name_of(body) == name_of(body, stream=True)
+
+
+def test_where_the_model_is_in_the_path_the_body_needs_none() -> None:
+    for body in (b'{"stream":true}', b'{"model":5,"stream":true}', b'{"model":"a","stream":true}'):
+        assert streamed(body, named=False) is True
+    assert stream_reader(b"Application/JSON; charset=utf-8") is not None
+    for kind in (None, b"", b"text/plain", MULTIPART):
+        assert stream_reader(kind) is None
+        assert asks_for_stream(stream_reader(kind)) is None
+    assert asks_for_stream(body_reader(MULTIPART, b"", stream=True)) is None
+    assert asks_for_stream(body_reader(URLENCODED, b"", stream=True)) is None
+
+
+def test_who_does_not_ask_is_told_nothing_and_pays_nothing() -> None:
+    reader = body_reader(JSON, b"")
+    reader.feed(b'{"model":"a","stream":true}')
+    assert asks_for_stream(reader) is None
+
+
+def requests() -> st.SearchStrategy[str]:
+    """Objects in which `stream` and `model` are likely, and likely to be what they should be."""
+    keys = st.one_of(st.sampled_from(["stream", "model"]), TEXT).flatmap(json_strings)
+    values = st.one_of(st.sampled_from(["true", "false", '"a"']), json_values())
+    member = st.tuples(SPACE, keys, SPACE, st.just(":"), SPACE, values, SPACE).map("".join)
+    return st.lists(member, max_size=6).map(lambda members: "{" + ",".join(members) + "}")
+
+
+@given(text=st.tuples(SPACE, requests(), SPACE).map("".join), data=st.data(), named=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_valid_object_asks_for_a_stream_where_the_last_stream_is_true(
+    text: str, data: st.DataObject, named: bool
+) -> None:
+    body = text.encode()
+    root = json.loads(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
+    readable = not named or first_model(body) is not None or "model" not in root
+    assert streamed(body, cuts=cuts, named=named) is ((root.get("stream") is True) if readable else None)
+    assert name_of(body, cuts=cuts, stream=True) == first_model(body)
+
+
+@pytest.mark.parametrize("size", [1 << 30, 65536, 4093])
+def test_a_picture_of_20_mb_is_looked_through_in_linear_time(size: int) -> None:
+    picture = b'[{"role":"user","content":[{"image_url":{"url":"data:' + b"A" * 20_000_000 + b'"}}]}]'
+    body = b'{"model":"a","messages":' + picture + b',"stream":true}'
+    begun = time.process_time()
+    assert streamed(body, cuts=range(size, len(body), size)) is True
+    assert time.process_time() - begun < 2
 
 
 TOKENS = [
@@ -298,6 +402,7 @@ def test_any_bytes_give_one_answer_however_they_are_cut(
     if data is not None:
         cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=4)))
         assert name_of(body, content_type, query, cuts=cuts) == whole
+        assert name_of(body, content_type, query, cuts=cuts, stream=True) == whole
 
 
 # Which reader, and the query

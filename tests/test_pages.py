@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from harness import InProcess, Upstream, answer
+from lease_support import CHAT
 from proxy.errors import Refusal
-from proxy.lease import Bounds, Leases
+from proxy.lease import Hold, Leases
 from proxy.pages import make_pages
 from proxy.router import ClassRouter
 from proxy.rwlock import Policy
+from proxy.tickets import Bounds, Terms
 
 
 @dataclass
@@ -68,8 +71,34 @@ async def test_queue_is_json_and_idle_at_first(pages: Pages) -> None:
         "turn": None,
         "holders": [],
         "waiters": [],
+        "kept": [],
         "load_seconds": {},
     }
+
+
+async def test_queue_shows_what_clients_say_of_their_patience_and_the_places_of_those_that_left(pages: Pages) -> None:
+    bounds = Bounds(10, 10, lambda _: 60.0, keep_place=60.0)
+    pages.leases = Leases(ClassRouter(), lambda _: 1, Policy(), bounds)
+    holds = [pages.leases.hold(CHAT, "", Terms(client_timeout=seconds)) for seconds in (1, None, 600)]
+    holds.append(pages.leases.hold(CHAT, "", Terms(b"identity")))
+    tasks = [asyncio.create_task(_run(hold)) for hold in holds]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    holds[3].left()
+    shown = (await pages.get("/-/queue")).json()
+    (place,) = shown["kept"]
+    assert set(place) == {"class", "model", "mode", "waited_seconds", "seconds_left"}
+    assert 59 < place["seconds_left"] <= 60
+    assert [waiter.get("client_timeout_seconds") for waiter in shown["waiters"]] == [None, 600]
+    assert "client_timeout_seconds" not in shown["waiters"][0]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run(hold: Hold) -> None:
+    async with hold:
+        await asyncio.Event().wait()
 
 
 async def test_metrics_are_plain_text_unless_open_metrics_are_asked_for(pages: Pages) -> None:

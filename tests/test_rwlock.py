@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from proxy.router import ClassRouter, Router
-from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
+from proxy.rwlock import Claim, FairRWLock, Lease, Place, Policy, Turn
 from rwlock_reference import TableRouter, sets
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -58,9 +58,9 @@ class Bench:
             on_turn=self.turns.append,
         )
 
-    def ask(self, name: str, claim: Claim, *, at: float | None = None) -> Lease:
+    def ask(self, name: str, claim: Claim, *, at: float | None = None, place: Place | None = None) -> Lease:
         self.now = self.now if at is None else at
-        return self.lock.request(claim, owner=name)
+        return self.lock.request(claim, owner=name, place=place)
 
     def warm(self, name: str, claim: Claim) -> Lease:
         """A lease that has its model loaded already."""
@@ -92,6 +92,16 @@ def test_case_01_readers_behind_a_writer_that_leaves_are_served_at_once(kind: st
     assert bench.state() == ["R1 holds", "W waits", "R2 waits"]
     writer.release()
     assert bench.state() == ["R1 holds", "R2 loads"]
+
+
+class CountingRouter:
+    """Any models fit; counts how often it is asked."""
+
+    asked = 0
+
+    def evict(self, unit: str, resident: AbstractSet[str]) -> frozenset[str]:
+        self.asked += 1
+        return frozenset()
 
 
 class CountingLock(FairRWLock):
@@ -459,6 +469,232 @@ def test_a_lease_says_what_it_is() -> None:
     ]
     second.release()
     assert repr(second) == "<Lease 1 write ['tts'] ended>"
+
+
+# -- kept places
+
+
+def kept(lease: Lease) -> Place:
+    place = lease.keep()
+    assert place is not None
+    return place
+
+
+@both_policies
+def test_who_comes_back_to_its_place_goes_before_those_who_came_later(kind: str) -> None:
+    bench = Bench(kind)
+    holder = bench.warm("W1", SPEECH)
+    place = kept(bench.ask("W2", SPEECH, at=1.0))
+    bench.ask("W3", SPEECH, at=2.0)
+    back = bench.ask("W2 again", SPEECH, at=3.0, place=place)
+    assert bench.state() == ["W1 holds", "W2 again waits", "W3 waits"]
+    bench.now = 5.0
+    holder.release()
+    assert bench.state() == ["W2 again loads", "W3 waits"]
+    assert (back.arrived, back.granted) == (1.0, 5.0), "it has waited since it first came"
+
+
+@both_policies
+def test_while_a_place_is_kept_newcomers_are_served(kind: str) -> None:
+    bench = Bench(kind)
+    bench.warm("R1", CHAT)
+    place = kept(bench.ask("W", SPEECH))
+    assert (bench.state(), bench.lock.waiting_count) == (["R1 holds"], 0)
+    bench.ask("R2", CHAT, at=50.0)
+    assert bench.state() == ["R1 holds", "R2 loads"], "after switch_after of a waiter this one would wait"
+    bench.ask("W again", SPEECH, at=51.0, place=place)
+    bench.ask("R3", CHAT)
+    assert bench.state() == ["R1 holds", "R2 loads", "W again waits", "R3 waits"]
+
+
+def test_who_keeps_its_place_serves_those_behind_in_the_same_call() -> None:
+    bench = Bench("fifo")
+    bench.warm("R1", CHAT)
+    writer = bench.ask("W", SPEECH)
+    bench.ask("R2", CHAT)
+    place = kept(writer)
+    assert (bench.state(), writer.ended) == (["R1 holds", "R2 loads"], 0.0)
+    assert writer.keep() is None
+    writer.release()
+    writer.refuse(ValueError())
+    assert bench.ask("W again", SPEECH, place=place).number == writer.number
+
+
+def test_who_comes_back_and_is_served_at_once_has_waited_from_its_first_arrival() -> None:
+    bench = Bench()
+    holder = bench.warm("W1", SPEECH)
+    place = kept(bench.ask("W2", SPEECH, at=1.0))
+    holder.release()
+    back = bench.ask("W2 again", SPEECH, at=4.0, place=place)
+    assert (back.arrived, back.granted) == (1.0, 4.0)
+
+
+def test_only_a_waiter_has_a_place_to_keep() -> None:
+    bench = Bench()
+    holder = bench.warm("W", SPEECH)
+    assert holder.keep() is None
+    assert bench.state() == ["W holds"]
+    holder.release()
+    assert holder.keep() is None
+
+
+def test_a_place_is_taken_up_once() -> None:
+    bench = Bench()
+    bench.warm("W1", SPEECH)
+    place = kept(bench.ask("W2", SPEECH))
+    bench.ask("W3", SPEECH)
+    bench.ask("W2 again", SPEECH, place=place)
+    bench.ask("W2 a third time", SPEECH, place=place)
+    assert bench.state() == ["W1 holds", "W2 again waits", "W3 waits", "W2 a third time waits"]
+
+
+def test_a_place_can_be_kept_again_and_again() -> None:
+    bench = Bench()
+    bench.warm("W1", SPEECH)
+    first = kept(bench.ask("W2", SPEECH, at=1.0))
+    second = kept(bench.ask("W2 again", SPEECH, at=2.0, place=first))
+    bench.ask("W3", SPEECH)
+    bench.lock.forget_place(first)
+    assert bench.ask("W2 a third time", SPEECH, at=3.0, place=second).arrived == 1.0
+    assert bench.state() == ["W1 holds", "W2 a third time waits", "W3 waits"]
+
+
+def test_who_comes_back_to_a_forgotten_place_is_a_newcomer() -> None:
+    bench = Bench()
+    bench.warm("W1", SPEECH)
+    place = kept(bench.ask("W2", SPEECH))
+    bench.ask("W3", SPEECH)
+    bench.lock.forget_place(place)
+    bench.lock.forget_place(place)
+    back = bench.ask("W2 again", SPEECH, at=7.0, place=place)
+    assert (back.arrived, bench.state()) == (7.0, ["W1 holds", "W3 waits", "W2 again waits"])
+
+
+def test_who_comes_back_for_something_else_is_a_newcomer_and_its_place_is_gone() -> None:
+    bench = Bench()
+    bench.warm("W1", SPEECH)
+    place = kept(bench.ask("C1", CHAT))
+    bench.ask("W2", SPEECH)
+    bench.ask("C1 wants b", CHAT_B, place=place)
+    bench.ask("C1 again", CHAT, place=place)
+    assert bench.state() == ["W1 holds", "W2 waits", "C1 wants b waits", "C1 again waits"]
+
+
+def test_a_kept_place_moves_behind_everybody_with_the_turn_it_was_kept_in() -> None:
+    bench = Bench(switch_after=0.0, max_turn=1.0, slots=1)
+    first = bench.warm("C1", CHAT)
+    waiters = [bench.ask(f"C{number}", CHAT) for number in (2, 3, 4)]
+    places = [kept(waiters[0]), kept(waiters[2])]
+    bench.ask("S", SPEECH)
+    bench.ask("I", IMAGE)
+    bench.now = 1.0
+    first.release()
+    assert bench.state() == ["S loads", "I waits", "C3 waits"]
+    bench.ask("C5", CHAT)
+    for name, place in zip(("C2 again", "C4 again"), places, strict=True):
+        bench.ask(name, CHAT, place=place)
+    assert bench.state() == ["S loads", "I waits", "C2 again waits", "C3 waits", "C4 again waits", "C5 waits"]
+
+
+def test_the_turn_that_begins_as_a_place_is_kept_moves_that_place_too() -> None:
+    bench = Bench(router=sets("ab", "ax"), a=1)
+    bench.warm("X", read("x")).release()
+    bench.warm("A", read("a"))
+    blocks = bench.ask("A+X", read("a", "x"))
+    bench.ask("B", read("b"))
+    bench.ask("C", read("c"))
+    assert bench.state() == ["A holds", "A+X waits", "B waits", "C waits"]
+    place = kept(blocks)
+    assert bench.state() == ["A holds", "B loads", "C waits"]
+    bench.ask("A+X again", read("a", "x"), place=place)
+    assert bench.state() == ["A holds", "B loads", "C waits", "A+X again waits"]
+
+
+def test_who_kept_its_place_as_the_turn_began_counts_as_queued_then() -> None:
+    bench = Bench(switch_after=0.0, max_turn=9.0)
+    first = bench.warm("C", CHAT)
+    bench.ask("S1", SPEECH)
+    bench.ask("I", IMAGE)
+    place = kept(bench.ask("S2", SPEECH))
+    first.release()
+    bench.lock.held[0].answered()
+    bench.ask("S3", SPEECH, at=1.0)
+    bench.ask("S2 again", SPEECH, place=place)
+    assert bench.state() == ["S1 holds", "I waits", "S2 again waits", "S3 waits"]
+    bench.lock.held[0].release()
+    assert bench.state() == ["S2 again loads", "I waits", "S3 waits"]
+    bench.lock.held[0].answered()
+    bench.lock.held[0].release()
+    assert bench.state() == ["I loads", "S3 waits"]
+
+
+def test_mode_none_keeps_its_place_too() -> None:
+    bench = Bench(slots=1)
+    bench.ask("E1", EMBED)
+    place = kept(bench.ask("E2", EMBED))
+    bench.ask("E3", EMBED)
+    bench.ask("E2 again", EMBED, place=place)
+    assert bench.state() == ["E1 holds", "E2 again waits", "E3 waits"]
+
+
+@pytest.mark.parametrize("cancel_first", [True, False])
+async def test_whoever_cancels_a_waiter_can_keep_its_place_in_the_same_tick(cancel_first: bool) -> None:
+    bench = Bench("fifo")
+    bench.warm("R1", CHAT)
+    writer = bench.ask("W", SPEECH)
+    task = asyncio.create_task(writer.wait())
+    await asyncio.sleep(0)
+    bench.ask("R2", CHAT)
+    if cancel_first:
+        task.cancel()
+    place = kept(writer)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), bench.state()) == (True, ["R1 holds", "R2 loads"])
+    assert bench.ask("W again", SPEECH, place=place).number == writer.number
+
+
+async def test_a_waiter_cancelled_in_the_tick_of_its_grant_has_no_place_to_keep_and_gives_the_lease_back() -> None:
+    bench = Bench("fifo")
+    first = bench.warm("W1", SPEECH)
+    second = bench.ask("W2", SPEECH)
+    task = asyncio.create_task(second.wait())
+    await asyncio.sleep(0)
+    first.release()
+    task.cancel()
+    assert second.keep() is None
+    await asyncio.wait([task])
+    assert bench.lock.held == []
+
+
+async def test_keeping_the_place_from_outside_does_not_leave_the_waiter_asleep() -> None:
+    bench = Bench()
+    bench.warm("W1", SPEECH)
+    lease = bench.ask("W2", SPEECH)
+    task = asyncio.create_task(lease.wait())
+    await asyncio.sleep(0)
+    kept(lease)
+    with pytest.raises(RuntimeError, match="released before"):
+        await asyncio.wait_for(task, 1)
+
+
+def test_the_cost_of_a_decision_grows_neither_with_the_waiters_nor_with_the_places() -> None:
+    """Counted as questions asked of the router, which is where the time goes."""
+
+    def asked(others: int) -> int:
+        router = CountingRouter()
+        bench = Bench(router=router, slots=1)
+        bench.warm("A1", read("a"))
+        places = [kept(bench.ask("place", read("a"))) for _ in range(others)]
+        waiters = [bench.ask("waiter", read("a")) for _ in range(others)]
+        router.asked = 0
+        bench.ask("back", read("a"), place=places[others // 2])
+        kept(waiters[others // 2])
+        bench.lock.forget_place(places[0])
+        bench.lock.held[0].release()
+        return router.asked
+
+    assert asked(5) == asked(500) > 0
 
 
 # -- fifo
@@ -908,6 +1144,40 @@ def test_mode_none_is_never_delayed_by_another_model_and_begins_no_turn() -> Non
     for event in (lease.sent, lease.answered, lease.fail, lease.release):
         event()
     assert (bench.state(), bench.turn(), len(bench.turns)) == (["W1 holds", "W2 waits"], "write tts", 1)
+
+
+def test_a_model_of_mode_none_counts_where_llama_swap_decides_what_to_stop() -> None:
+    """With c loaded the cheapest for b is to stop d; without it, to stop a."""
+    bench = Bench(router=sets("a", "bd", "acd", "abc", "bcd", a=3, c=3, d=3))
+    visit = bench.ask("C", Claim("none", frozenset("c"), frozenset("c")))
+    visit.release()
+    first = bench.warm("A", read("a"))
+    bench.warm("D", read("d"))
+    first.release()
+    bench.ask("B", read("b"))
+    assert (bench.state(), bench.resident()) == (["D holds", "B waits"], "a+c+d")
+
+
+def test_a_model_of_mode_none_whose_upstream_fails_is_not_of_r() -> None:
+    bench = Bench(router=sets("abc"))
+    visit = bench.ask("C", Claim("none", frozenset("c"), frozenset("c")))
+    assert bench.resident() == "c"
+    visit.fail()
+    visit.release()
+    assert (bench.resident(), bench.state()) == ("", [])
+
+
+def test_a_resident_model_waits_while_a_load_still_stops_what_it_would_stop_too() -> None:
+    """Exclusive groups: a and b each stop z."""
+    bench = Bench(router=TableRouter({"a": frozenset("z"), "b": frozenset("z")}))
+    bench.warm("B1", read("b"))
+    bench.warm("Z", read("z")).release()
+    load = bench.ask("A1", read("a"))
+    bench.ask("B2", read("b"))
+    bench.ask("A2", read("a"))
+    assert bench.state() == ["B1 holds", "A1 loads", "A2 loads", "B2 waits"]
+    load.answered()
+    assert bench.state() == ["B1 holds", "A1 holds", "A2 loads", "B2 loads"]
 
 
 def test_mode_none_waits_in_its_own_queue_for_a_slot() -> None:

@@ -19,11 +19,12 @@ from random import Random
 import pytest
 
 from proxy.router import Mode, Router
-from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
+from proxy.rwlock import Claim, FairRWLock, Lease, Place, Policy, Turn
 from rwlock_reference import SetRouter, TableRouter
 
 FEW, MANY = 5_000, 100_000
-FATES = ("served",) * 5 + ("leaves", "leaves with the grant", "leaves its load", "leaves its stream", "gets 500")
+ENDS = ("leaves", "leaves with the grant", "leaves its load", "leaves its stream", "gets 500", "comes back")
+FATES = ("served",) * 5 + ENDS
 
 
 class Visit:
@@ -211,6 +212,25 @@ class Schedule:
         visit.lease = self.lock.request(visit.claim, owner=visit)
         if visit.fate == "leaves":
             self.later(self.random.choice((0.0, 1.0, 10.0)), partial(self.cancel, visit))
+        if visit.fate == "comes back":
+            self.later(self.random.choice((0.0, 1.0, 10.0)), partial(self.go_away, visit))
+
+    def go_away(self, visit: Visit) -> None:
+        """A waiter's client leaves, to come back; sometimes too late for its place, or not at all."""
+        place = visit.lease.keep() if visit.lease is not None else None
+        if place is None:
+            return
+        if self.random.random() < 0.2:
+            self.later(self.random.choice((0.0, 3.0)), partial(self.lock.forget_place, place))
+        if self.random.random() < 0.1:
+            visit.gone = True
+        else:
+            self.later(self.random.choice((0.0, 1.0, 10.0)), partial(self.come_back, visit, place))
+
+    def come_back(self, visit: Visit, place: Place) -> None:
+        registered = self.lock._places.get(place.claim, {}).get(place.number) is place
+        visit.lease = self.lock.request(visit.claim, owner=visit, place=place)
+        assert (visit.lease.number == place.number) == registered, "a kept place is taken up, a forgotten one is not"
 
     def granted(self, visit: Visit) -> None:
         if visit.fate == "leaves with the grant":

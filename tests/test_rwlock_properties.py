@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from proxy.router import ClassRouter, Mode, Router, evict_all
-from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
+from proxy.rwlock import Claim, FairRWLock, Lease, Place, Policy, Turn
 from rwlock_reference import Reference, Request, SetRouter, TableRouter
 
 UNITS = "abcd"
@@ -124,6 +124,7 @@ class LockBesideRule(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.pairs: list[tuple[Lease, Request]] = []
+        self.places: list[tuple[Place, Request]] = []
 
     def start(self, router: Router, policy: Policy, slots: dict[str, int]) -> None:
         self.lock = WatchedLock(router, slots.__getitem__, policy, clock=self.clock, on_turn=self.turn_began)
@@ -132,9 +133,9 @@ class LockBesideRule(RuleBasedStateMachine):
     def turn_began(self, turn: Turn) -> None:
         """Watched where turns are bounded."""
 
-    def enter(self, claim: Claim) -> None:
-        lease = self.lock.request(claim, owner=(len(self.pairs), claim))
-        self.pairs.append((lease, self.reference.arrive(claim)))
+    def enter(self, claim: Claim, place: Place | None = None, by_rule: Request | None = None) -> None:
+        lease = self.lock.request(claim, owner=(len(self.pairs), claim), place=place)
+        self.pairs.append((lease, self.reference.arrive(claim, by_rule)))
 
     def tell(self, resident: frozenset[str], age: float) -> None:
         asked = self.clock.now - age
@@ -148,6 +149,39 @@ class LockBesideRule(RuleBasedStateMachine):
     @rule(which=anyone)
     def release(self, which: int) -> None:
         self.both(self.holders(), which, Lease.release, self.reference.end)
+
+    @rule(which=anyone)
+    def leave_and_keep_the_place(self, which: int) -> None:
+        """Mostly of a waiter; a holder has no place to keep."""
+        among = [each for each in self.pairs if each[0].waiting] or self.pairs
+        if among:
+            lease, request = among[which % len(among)]
+            place, by_rule = lease.keep(), self.reference.keep(request)
+            assert (place is None) == (by_rule is None)
+            if place is not None and by_rule is not None:
+                self.places.append((place, by_rule))
+
+    @rule(which=anyone, passed=seconds)
+    def come_back(self, which: int, passed: float) -> None:
+        self.clock.now += passed
+        kept = [each for each in self.places if each[1] in self.reference.away]
+        if kept:
+            place, by_rule = kept[which % len(kept)]
+            self.enter(place.claim, place, by_rule)
+
+    @rule(which=anyone, wants=anyone)
+    def come_back_too_late_or_for_something_else(self, which: int, wants: int) -> None:
+        """Mostly to a place that was forgotten or taken up."""
+        if self.places:
+            place, by_rule = self.places[which % len(self.places)]
+            self.enter(self.places[wants % len(self.places)][0].claim, place, by_rule)
+
+    @rule(which=anyone)
+    def forget(self, which: int) -> None:
+        if self.places:
+            place, by_rule = self.places[which % len(self.places)]
+            self.lock.forget_place(place)
+            self.reference.forget(by_rule)
 
     @rule(which=anyone)
     def sent(self, which: int) -> None:
@@ -200,9 +234,12 @@ class LockBesideRule(RuleBasedStateMachine):
     def they_agree(self) -> None:
         lock, reference = self.lock, self.reference
         owners = {request: lease.owner for lease, request in self.pairs}
+        kept = [each for places in lock._places.values() for each in places.values()]
+        assert sorted(each.key for each in kept) == sorted(each.key for each in reference.away)
         for_slots = [each for each in lock.waiting if each.claim.mode == "none"]
         queue = [each for each in lock.waiting if each.claim.mode != "none"]
         assert [each.owner for each in lock.held] == [owners[each] for each in reference.holders]
+        assert [each.granted for each in lock.held] == [each.granted_at for each in reference.holders]
         assert [each.owner for each in queue] == [owners[each] for each in reference.queue]
         assert [each.owner for each in for_slots] == [owners[each] for each in reference.slot_queue]
         assert (lock.resident, lock.uncertain) == (reference.resident, reference.uncertain)
@@ -225,9 +262,13 @@ class LockBesideRule(RuleBasedStateMachine):
         lock, leases = self.lock, [each for each in self.lock.held if each.claim.mode != "none"]
         assert lock.held or not lock.waiting
         assert lock.waiting_count == len(lock.waiting)
+        assert all(lock._places.values()), "nothing stays of a place that is gone"
         assert lock._slots_in_use == Counter(model for each in lock.held for model in each.claim.models)
         assert lock._residency.in_use == Counter(unit for each in leases for unit in each.claim.units)
         assert lock._residency.loading == sum(each.loading for each in leases)
+        swaps = [each.effect for each in leases if each.loading and each.effect.moves]
+        assert lock._residency._swapping == Counter(unit for each in swaps for unit in each.units)
+        assert lock._residency._stopping == Counter(unit for each in swaps for unit in each.stops)
         assert lock._residency.proved <= lock._residency.in_use.keys() <= lock.resident
 
     def teardown(self) -> None:
@@ -280,8 +321,12 @@ class DisjointSets(LockBesideRule):
         self, groups: tuple[frozenset[str], ...], switch_after: float, more: float, slots: dict[str, int]
     ) -> None:
         self.groups = groups
-        self.begun: defaultdict[object, Counter[Pair]] = defaultdict(Counter)
-        self.start(SetRouter(groups, {}), Policy("batch", switch_after, switch_after + more), slots)
+        self.begun: defaultdict[int, Counter[Pair]] = defaultdict(Counter)
+        self.start(
+            SetRouter(tuple(group | {"n"} for group in groups), {}),
+            Policy("batch", switch_after, switch_after + more),
+            slots,
+        )
         self.lock.takes = self.same_pair  # type: ignore[method-assign]
 
     @rule(data=st.data(), size=st.integers(1, 5))
@@ -289,7 +334,7 @@ class DisjointSets(LockBesideRule):
         for _ in range(size):
             claim = data.draw(claims(data.draw(st.sampled_from(self.groups))))
             if claim.mode == "none":  # a model has one mode: its slots are not shared with leases
-                claim = Claim("none", claim.units, frozenset(f"{unit}n" for unit in claim.units))
+                claim = Claim("none", frozenset("n"), frozenset(f"{unit}n" for unit in claim.units))
             self.enter(claim)
 
     @rule(data=st.data(), age=seconds)
@@ -306,23 +351,27 @@ class DisjointSets(LockBesideRule):
         assert self.lock.held == held, "time alone only withdraws permission"
 
     def turn_began(self, turn: Turn) -> None:
+        """Who comes back to a place goes on counting where it left."""
         pair = self.pair_of(turn.begun_by)
-        for each in self.lock.waiting:
-            if each.claim.mode == "none" or each.owner == turn.begun_by:
-                continue
-            if self.pair_of(each.owner) == pair:
-                self.begun[each.owner].clear()
-            else:
-                self.begun[each.owner][pair] += 1
-                assert self.begun[each.owner][pair] == 1, "promise 4: a pair began two turns past a waiter"
+        away = [each for places in self.lock._places.values() for each in places.values()]
+        everybody: list[Lease | Place] = [*self.lock.waiting, *away]
+        for each in everybody:
+            if self.pair_with(each.claim) == pair:
+                self.begun[each.number].clear()
+        for waiter in self.lock.waiting:
+            if waiter.claim.mode != "none" and waiter.owner != turn.begun_by:
+                self.begun[waiter.number][pair] += self.pair_with(waiter.claim) != pair
+                assert self.begun[waiter.number][pair] <= 1, "promise 4: a pair began two turns past a waiter"
 
     def same_pair(self, turn: Turn, lease: Lease) -> bool:
         return self.pair_of(turn.begun_by) == self.pair_of(lease.owner)
 
     def pair_of(self, owner: object) -> Pair:
         assert isinstance(owner, tuple)
-        claim: Claim = owner[1]
-        return claim.mode, next(group for group in self.groups if claim.units <= group)
+        return self.pair_with(owner[1])
+
+    def pair_with(self, claim: Claim) -> Pair:
+        return claim.mode, next(group for group in self.groups if claim.units - {"n"} <= group)
 
 
 TestAnyConfiguration = AnyConfiguration.TestCase

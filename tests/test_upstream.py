@@ -23,7 +23,8 @@ import pytest
 
 from harness import Seen, Upstream, after, answer, chunk, hang, head, linger, raw, slow
 from proxy import connection as connection_module
-from proxy.connection import MAX_HEAD, Connection, ResponseBody
+from proxy.connection import MAX_HEAD, Connection
+from proxy.response_body import ReadAhead, ResponseBody
 from proxy.upstream import Transport
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -580,7 +581,7 @@ async def test_head_and_end_are_told_by_the_socket_and_not_by_whoever_reads() ->
 async def test_the_end_is_told_at_the_last_byte_though_nothing_has_been_read() -> None:
     events, callbacks = order()
     body = b"x" * (5 * MEGABYTE)
-    async with Upstream(answer(body)) as upstream, client(upstream.url, buffer_limit=8 * MEGABYTE) as transport:
+    async with Upstream(answer(body)) as upstream, client(upstream.url, ahead=ReadAhead(8 * MEGABYTE)) as transport:
         response = await transport.handle_async_request(request(**callbacks))
         await until(lambda: len(events) == 3)
         assert events[1:] == ["on_head 200", "on_end None"]
@@ -591,10 +592,10 @@ async def test_the_end_is_told_at_the_last_byte_though_nothing_has_been_read() -
 async def test_an_unread_answer_is_bounded_and_goes_on_when_it_is_read() -> None:
     events, callbacks = order()
     body = random.Random(0).randbytes(20 * MEGABYTE)
-    async with Upstream(answer(body)) as upstream, client(upstream.url, buffer_limit=MEGABYTE) as transport:
+    async with Upstream(answer(body)) as upstream, client(upstream.url, ahead=ReadAhead(MEGABYTE)) as transport:
         response = await transport.handle_async_request(request(**callbacks))
         stream = body_of(response)
-        await until(lambda: stream._connection._reading_paused)
+        await until(lambda: stream in transport.ahead.held_back)
         assert len(events) == 2
         got = bytearray()
         async for piece in stream:
@@ -606,14 +607,14 @@ async def test_an_unread_answer_is_bounded_and_goes_on_when_it_is_read() -> None
 
 
 async def test_a_late_reader_does_not_disturb_the_next_exchange_on_the_connection() -> None:
-    async with Upstream(answer(b"1" * 1000)) as upstream, client(upstream.url, buffer_limit=10) as transport:
+    async with Upstream(answer(b"1" * 1000)) as upstream, client(upstream.url, ahead=ReadAhead(10)) as transport:
         first = await transport.handle_async_request(request())
         upstream.script = answer(b"2" * (20 * MEGABYTE))
         second = await transport.handle_async_request(request())
         assert upstream.connections == 1
-        await until(lambda: body_of(second)._connection._reading_paused)
+        await until(lambda: body_of(second) in transport.ahead.held_back)
         assert await read(first) == b"1" * 1000
-        assert body_of(second)._connection._reading_paused
+        assert body_of(second) in transport.ahead.held_back
         assert len(await read(second)) == 20 * MEGABYTE
 
 

@@ -68,6 +68,32 @@ async def test_a_client_that_had_left_before_ends_the_block_at_its_first_await(c
             await asyncio.Event().wait()
 
 
+async def test_the_departure_is_told_before_the_block_has_seen_it_and_only_a_departure(client: Client) -> None:
+    told: list[str] = []
+    with ends_with(None):
+        async with ClientWatch(client.receive, left=lambda: told.append("nobody left")):
+            await asyncio.sleep(0)
+    client.left.set()
+    with ends_with(ClientGone):
+        async with ClientWatch(client.receive, left=lambda: told.append("left")):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.append("ended")
+    assert told == ["left", "ended"]
+
+
+async def test_a_departure_that_cannot_be_told_ends_the_block_all_the_same(client: Client) -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    client.left.set()
+    with ends_with(ClientGone):
+        async with ClientWatch(client.receive, left=fail):
+            await asyncio.Event().wait()
+
+
 async def test_clean_up_inside_the_block_may_await_after_the_client_has_left(client: Client) -> None:
     cleaned = False
     client.left.set()
@@ -175,3 +201,33 @@ async def test_nobody_else_reads_until_the_body_has_been_read(client: Client) ->
             assert client.asked == 0
             body_read.set()
             await asyncio.Event().wait()
+
+
+async def test_from_a_moment_on_a_departure_changes_nothing(client: Client) -> None:
+    held = False
+    with ends_with(None):
+        async with ClientWatch(client.receive, until=lambda: held):
+            await asyncio.sleep(0)
+            held = True
+            client.left.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+    assert client.asked == 1
+
+
+async def test_until_that_moment_a_departure_is_one(client: Client) -> None:
+    asyncio.get_running_loop().call_soon(client.left.set)
+    with ends_with(ClientGone):
+        async with ClientWatch(client.receive, until=lambda: False):
+            await asyncio.Event().wait()
+
+
+async def test_a_moment_that_comes_in_the_tick_of_the_departure_counts(client: Client) -> None:
+    held = False
+    with ends_with(None):
+        async with ClientWatch(client.receive, until=lambda: held):
+            await asyncio.sleep(0)
+            client.left.set()
+            held = True  # the watcher has been woken and has not run
+            for _ in range(5):
+                await asyncio.sleep(0)

@@ -289,6 +289,10 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         own = self.classes[class_name].max_wait
         return self.max_wait if own is None else own
 
+    def drains(self, class_name: str) -> bool:
+        """Whether a running request of this class goes on to its end when its client has left."""
+        return self.classes[class_name].on_disconnect == "drain"
+
     def _contradictions(self) -> list[Contradiction]:
         found = []
         if self.max_turn is not None and self.switch_after is not None and self.max_turn < self.switch_after:

@@ -551,6 +551,7 @@ class Stage:
         if policy not in self._proxies:
             settings: dict[str, Any] = {"policy": policy, "classes": {"embed": {"models": ["e"]}}}
             settings |= {"switch_after": self.switch_after, "max_turn": self.max_turn}
+            settings["keepalive_after"] = 60  # a head that is sent early does not tell the wait
             proxy = Proxy(self._back_end.url, **settings)
             self._proxies[policy] = await self._stack.enter_async_context(proxy)
         async with self._scene(self._proxies[policy], loaded, pace) as scene:

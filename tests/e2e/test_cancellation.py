@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -30,6 +30,8 @@ class Scene:
     upstream: Upstream
     client: RawClient
     stack: contextlib.AsyncExitStack
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to end the upstream's work, at places that say so."""
 
     @property
     def held(self) -> int:
