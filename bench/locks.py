@@ -21,9 +21,9 @@ import uvloop
 from bench.peers import CACHE
 from proxy.classify import Classification
 from proxy.lease import Leases
-from proxy.tickets import Bounds
 from proxy.router import ClassRouter
 from proxy.rwlock import Claim, FairRWLock, Policy
+from proxy.tickets import Bounds
 
 DEPTHS = (16, 1000)
 Use = Callable[[int], Awaitable[None]]

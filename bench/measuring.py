@@ -102,8 +102,10 @@ async def answers(port: int, limit: float, process: subprocess.Popen[bytes], *, 
 
 
 @contextlib.asynccontextmanager
-async def peers_up(peers: Sequence[Peer], upstream_port: int) -> AsyncIterator[dict[str, tuple[Peer, int, int]]]:
-    """All of these that can be started, with their ports and process ids, and what is wrong with the others."""
+async def peers_up(
+    peers: Sequence[Peer], upstream_port: int, problems: dict[str, str]
+) -> AsyncIterator[dict[str, tuple[Peer, int, int]]]:
+    """All of these that can be started, with their ports and process ids; `problems` gets what is wrong with others."""
     up: dict[str, tuple[Peer, int, int]] = {}
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
@@ -115,7 +117,7 @@ async def peers_up(peers: Sequence[Peer], upstream_port: int) -> AsyncIterator[d
                 up[peer.name] = (peer, ports.own, process.pid)
             except MissingError as error:
                 print(f"  {peer.name}: {error}\n{_last_words(home)}", file=sys.stderr)
-                MISSING[peer.name] = str(error)
+                problems[peer.name] = str(error)
         yield up
 
 
@@ -125,15 +127,12 @@ def _last_words(directory: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
 
 
-MISSING: dict[str, str] = {}
-"""Why a peer is not in the table."""
-
-
 async def measure(workload: Workload, peers: Sequence[Peer], size: Size, upstream_port: int) -> dict[str, Outcome]:
     """The workload on all peers and on none."""
     wanted = [peer for peer in peers if not peer.only or workload.name in peer.only]
     outcomes = {name: Outcome() for name in (DIRECT, *(peer.name for peer in wanted))}
-    async with peers_up(wanted, upstream_port) as up:
+    problems: dict[str, str] = {}
+    async with peers_up(wanted, upstream_port, problems) as up:
         for name, (_, _, pid) in up.items():
             outcomes[name].idle_memory = memory(pid)
         for number in range(-1, size.repetitions):
@@ -144,9 +143,8 @@ async def measure(workload: Workload, peers: Sequence[Peer], size: Size, upstrea
                 load = _load(workload, port, size, number, by_model=peer is not None and peer.by_model)
                 done = await repetition(load, workload.units, pid)
                 _take(outcome, done, warm=number < 0)
-    for name, why in MISSING.items():
-        if name in outcomes:
-            outcomes[name].problem = why
+    for name, why in problems.items():
+        outcomes[name].problem = why
     return outcomes
 
 

@@ -129,6 +129,7 @@ def _haproxy(ports: Ports, directory: Path) -> Start:
             timeout client 120s
             timeout server 120s
             http-reuse always
+            option http-no-delay
         listen front
             bind 127.0.0.1:{ports.own}
             server up 127.0.0.1:{ports.upstream}

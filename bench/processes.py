@@ -44,6 +44,8 @@ def running(
             yield process
         finally:
             _stop(process)
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from bench.goals import goals
-from bench.measuring import MISSING
 from bench.peers import BASELINE, CACHE, DIRECT, PEERS
 from bench.queueing import WAVES
 from bench.results import Results
@@ -96,9 +95,7 @@ def _cpu(results: Results, asked: Sequence[Workload]) -> str:
     absolute = ["*nginx*", *(f"{number(results.cpu(w.name, BASELINE), 1e6)} µs per {w.unit}" for w in asked)]
     busy = ["*core busy: nginx*", *(_share(results, w.name) for w in asked)]
     spread = ["*spread, at most*", *(_spread(results, w.name) for w in asked)]
-    text = "## CPU per unit, × nginx\n\n" + table(["", *(w.title for w in asked)], [*rows, absolute, busy, spread])
-    notes = "".join(f"\n{name}: {why}." for name, why in sorted(MISSING.items()))
-    return text + notes
+    return "## CPU per unit, × nginx\n\n" + table(["", *(w.title for w in asked)], [*rows, absolute, busy, spread])
 
 
 def _ratio(results: Results, workload: str, peer: str) -> str:

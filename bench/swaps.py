@@ -171,18 +171,18 @@ def _came_to(calls: Iterable[Call], loads: int, scale: float) -> Evening:
 
 
 async def measure_swaps(size: Size) -> dict[str, dict[str, Evening]]:
-    """By scene and way."""
-    found: dict[str, dict[str, Evening]] = {}
-    for scene, play in SCENES.items():
-        for way in (ALONE, FIFO, BATCH):
-            async with _stage(way, size) as (simulator, url), _client(url) as client:
+    """By scene and way. Every scene begins with the chat model loaded and nothing under way."""
+    found: dict[str, dict[str, Evening]] = {scene: {} for scene in SCENES}
+    for way in (ALONE, FIFO, BATCH):
+        async with _stage(way, size) as (simulator, url), _client(url) as client:
+            for scene, play in SCENES.items():
                 clients = Clients(client, size.swap_scale, size.swap_rounds)
                 await clients.start("chat")[1]
                 await simulator.delete("/_sim/log")
                 clients.calls.clear()
                 await play(clients)
                 loads = (await simulator.get("/_sim/log")).json()["totals"]["loads"]
-                found.setdefault(scene, {})[way] = _came_to(clients.calls, loads, size.swap_scale)
+                found[scene][way] = _came_to(clients.calls, loads, size.swap_scale)
     return found
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import HeadTimeout, HeadTooLarge, Refusal
+from proxy.pacing import Paced
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -107,7 +109,7 @@ class _BoundedConnection(h11.Connection):
         return event
 
 
-class BoundedH11(HeadBounds, H11Protocol):
+class BoundedH11(HeadBounds, Paced, H11Protocol):
     """uvicorn's protocol on h11."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -125,16 +127,16 @@ class BoundedH11(HeadBounds, H11Protocol):
         self.head_is_whole()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes have arrived (asyncio). Of a head at most `max_head` are ever shown to h11."""
+    def parse(self, data: bytes | memoryview) -> None:
+        """Take bytes that have arrived. Of a head at most `max_head` are ever shown to h11."""
         while self.conn.their_state is h11.IDLE and data and self._reads():
             room = max(1, self.max_head - len(self.conn.trailing_data[0]))
             piece, data = data[:room], data[room:]
             self._head_full = len(piece) == room
-            super().data_received(piece)
+            H11Protocol.data_received(self, piece)  # type: ignore[arg-type]
         if data and self._reads():
             self._head_full = False
-            super().data_received(data)
+            H11Protocol.data_received(self, data)  # type: ignore[arg-type]
         if not self._reads():
             return
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
@@ -159,14 +161,15 @@ class BoundedH11(HeadBounds, H11Protocol):
             self.transport.close()  # an answer has begun, or is one to a HEAD
 
 
-class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
+class BoundedHttpTools(HeadBounds, Paced, HttpToolsProtocol):
     """uvicorn's protocol on httptools, mended."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._cycles: list[RequestResponseCycle] = []
+        self._cycles: deque[RequestResponseCycle] = deque()
         self._in_head = self._after_head = False
         self._head_size = 0
+        self._ended_here = False
         self._upgrade_declined = False
         self._resuming = False
         self._last_word: Callable[[], None] | None = None
@@ -185,12 +188,12 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
                 cycle.message_event.set()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes have arrived (asyncio)."""
+    def parse(self, data: bytes | memoryview) -> None:
+        """Take bytes that have arrived."""
         if self.refused or self._last_word is not None:
             return
         self._unset_keepalive_if_required()
-        before = self._head_size
+        before, self._ended_here = self._head_size, False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -198,13 +201,14 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._fail(error)
         else:
-            self._look_at_head(before + len(data))
+            self._look_at_head(0 if self._ended_here else before + len(data))
 
     def _look_at_head(self, size: int) -> None:
-        """A head that is not whole yet has `size` bytes, counted from where its first piece began."""
+        """A head that is not whole yet has `size` bytes, those left out that came in one piece with an earlier end."""
+        if self._ended_here or not self._in_head:
+            self.head_is_whole()
         if not self._in_head:
             self._head_size = 0
-            self.head_is_whole()
             return
         self._head_size = size
         if size > self.max_head:
@@ -226,8 +230,10 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
         self._end_if_answered()
 
     def _end_if_answered(self) -> None:
+        if self._last_word is None:
+            return
         unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
-        if self._last_word is None or any(not cycle.more_body for cycle in unanswered):
+        if any(not cycle.more_body for cycle in unanswered):
             return
         if any(cycle.response_started for cycle in unanswered):
             self.transport.close()  # it is the body of this very request that cannot be read
@@ -236,18 +242,20 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is out whole: the next request has its turn (uvicorn)."""
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
         self._end_if_answered()
         if not self.refused:
             super().on_response_complete()
 
-    def _after_upgrade(self, rest: bytes) -> None:
+    def _after_upgrade(self, rest: bytes | memoryview) -> None:
         if self._should_upgrade():
             self.head_is_whole()
             self.handle_websocket_upgrade()
         else:
             self._resume(rest)
 
-    def _resume(self, rest: bytes) -> None:
+    def _resume(self, rest: bytes | memoryview) -> None:
         """Parse on after a head that asked for an upgrade in vain: `rest` is that request's body, and what follows.
 
         The parser holds the connection for upgraded; a new one is told the framing of that body, and takes over.
@@ -256,7 +264,7 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._upgrade_declined, self._resuming = False, True
-        self.data_received(b"POST / HTTP/1.1\r\n" + fields + b"\r\n" + rest)
+        self.parse(b"POST / HTTP/1.1\r\n" + fields + b"\r\n" + rest)
 
     # -- the parser's callbacks
 
@@ -281,7 +289,7 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
         if self._resuming:
             self._resuming = False
             return
-        self._in_head, self._after_head = False, True
+        self._in_head, self._after_head, self._ended_here = False, True, True
         request_line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n")
         if request_line + sum(len(name) + len(value) + 4 for name, value in self.headers) + 2 > self.max_head:
             raise HeadTooLarge
@@ -291,11 +299,11 @@ class BoundedHttpTools(HeadBounds, HttpToolsProtocol):
             return
         self.scope["raw_path"], _, self.scope["query_string"] = self.url.partition(b"?")
         self.cycle.__class__ = Cycle
-        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
 
     def on_message_complete(self) -> None:
         """The request is whole, unless it is one whose body the parser passed over."""
+        self._ended_here = True
         if not self._upgrade_declined:
             super().on_message_complete()
 

@@ -14,8 +14,8 @@ import pytest
 from bench.client import Taken
 from bench.goals import Goal, goals
 from bench.http import Message, chunk
-from bench.measuring import Outcome, Repetition
-from bench.peers import BASELINE, OURS, OURS_H11
+from bench.measuring import Outcome, Repetition, _take, measure, upstream
+from bench.peers import BASELINE, DIRECT, OURS, OURS_H11, MissingError, Peer, Ports, Start
 from bench.report import KEPT, document, number, table, write
 from bench.results import Results
 from bench.swaps import PATIENCE, Call, _came_to
@@ -88,12 +88,25 @@ def test_a_cost_is_the_median_of_the_repetitions_as_a_multiple_of_nginx() -> Non
     assert "met" in page
 
 
-def test_a_failed_workload_has_no_figure() -> None:
-    broken = Outcome(problem="3 of 4 failed")
-    results = Results({"small-16": {BASELINE: outcome(1.0), OURS: broken}})
+@pytest.mark.parametrize("with_nginx", [True, False])
+def test_a_workload_of_which_some_answers_failed_has_no_figure(*, with_nginx: bool) -> None:
+    broken = outcome(1.0)
+    _take(broken, Repetition(10.0, 1.0, 1.0, 2**20, Taken(done=1, failed=3)), warm=False)
+    results = Results({"small-16": {OURS: broken} | ({BASELINE: outcome(1.0)} if with_nginx else {})})
     assert results.ratio("small-16", OURS) is None
     page = document(results, [each for each in workloads(SMOKE) if each.name == "small-16"], SMOKE, 0.0)
     assert cells(page, OURS) == ["3 of 4 failed"]
+
+
+async def test_a_peer_that_is_not_installed_says_so_instead_of_a_figure(tmp_path: Path) -> None:
+    def missing(ports: Ports, directory: Path) -> Start:
+        raise MissingError("it is not installed")
+
+    with upstream(tmp_path) as port:
+        small = next(each for each in workloads(SMOKE) if each.name == "small-1")
+        found = await measure(small, [Peer("gone", missing)], SMOKE, port)
+    assert (found["gone"].problem, found["gone"].cpu) == ("it is not installed", None)
+    assert found[DIRECT].repetitions[0].taken.done > 0
 
 
 @pytest.mark.parametrize(

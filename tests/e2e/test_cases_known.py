@@ -320,10 +320,13 @@ async def test_case_83_llama_swaps_reload_stops_every_model_and_the_next_request
         # The reload cuts the stream cleanly, and leaves nothing loaded; the proxy sees the same new file by itself.
         changed = CONFIG.replace("models:\n", "models:\n  chat-c: {}\n", 1).replace("(chat-a |", "(chat-c | chat-a |")
         await pair.simulator.reload(changed)
-        assert (await cut).status == 200
+        with pytest.raises(httpx.RemoteProtocolError):  # which shows as half an answer, though its end was clean
+            await cut
 
         async def served(model: str) -> bool:
-            return (await asked(client, "chat", model)).status == 200
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                return (await asked(client, "chat", model)).status == 200
+            return False
 
         await eventually(lambda: served("chat-a"))  # one that meets the reload itself is cut off with it, as bare
         assert [(await asked(client, "chat", model)).status for model in ("tts-a", "chat-b")] == [200] * 2

@@ -612,7 +612,7 @@ async def test_a_stream_passes_event_by_event(proxy: Proxy, upstream: Upstream) 
             go.clear()
             writer.write(chunk(event(number)))
             await go.wait()
-        writer.write(b"0\r\n\r\n")
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     upstream.script = script
     async with RawClient(proxy.port) as client:

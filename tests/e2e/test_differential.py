@@ -50,7 +50,8 @@ async def proxy(request: pytest.FixtureRequest, stack: Stack) -> AsyncIterator[P
     assert isinstance(recorder, Recorder)
     recorder.script = recorder._planned
     recorder.seen.clear()
-    proxy = await stack.proxy(http_parser=request.param)
+    # An answer of random bytes is no whole chat: its end would be marked, under the default.
+    proxy = await stack.proxy(http_parser=request.param, flag_incomplete=False)
     yield proxy
     await proxy.drained(recorder)
 
@@ -142,8 +143,8 @@ def shown(talk: Dialogue) -> str:
 async def test_generated_requests_and_answers_pass_as_if_sent_directly(
     proxy: Proxy, stack: Stack, request: pytest.FixtureRequest
 ) -> None:
-    counts = await compared(stack, proxy, request.node.callspec.params["proxy"], "a", 150)
-    assert counts["passed"] > 100
+    counts = await compared(stack, proxy, request.node.callspec.params["proxy"], "a", 300)
+    assert counts["passed"] > 200
 
 
 @pytest.mark.slow
