@@ -4,7 +4,7 @@ R is a belief, kept from what the lock grants and corrected by what llama-swap r
 `(R - evict) + units`; it never loses a unit of a held lease. When a lease ends while it is still loading, or its
 upstream fails, nobody knows what is loaded: its units leave R with it, and R is *uncertain* until a report that was
 asked for afterwards arrives while nothing is loading and no failed lease is held. Only units that are in use already
-may join a doubtful R, and only of those that have answered, the *proved* ones, is it known that they need no effect.
+may join a doubtful R, and only of those that have answered, the *proved* ones, is it known that they need no load.
 
 One load at a time belongs to it: two loads under way at once can each stop the other's model inside llama-swap,
 which was measured as requests queued there although each grant alone was right. For the same reason nobody may join
@@ -54,7 +54,7 @@ class Residency:
         self._swapping: Counter[str] = Counter()
         self._stopping: Counter[str] = Counter()
         """The units of the swaps under way, and those that they stop."""
-        self._given_up: list[Effect] = []
+        self._given_up: set[Effect] = set()
         """Loads whose leases have ended, which may be under way still."""
         self._beside: Counter[str] = Counter()
         """The units of mode none in use."""
@@ -125,7 +125,7 @@ class Residency:
     def answered(self, units: frozenset[str]) -> None:
         """A lease on `units` was answered: they are loaded for as long as they are in use."""
         self.proved |= units
-        self._given_up = [effect for effect in self._given_up if not effect.units <= self.proved]
+        self._given_up = {effect for effect in self._given_up if not effect.units <= self.proved}
 
     def begin(self, effect: Effect) -> None:
         """`effect` is under way, perhaps once more."""
@@ -151,7 +151,7 @@ class Residency:
         """The upstream of a held lease failed: R is in doubt, and no report helps until that lease has ended."""
         self.failed += 1
         self.proved -= units
-        self._given_up = [effect for effect in self._given_up if not effect.units <= units]
+        self._given_up = {effect for effect in self._given_up if not effect.units <= units}
         self._doubt()
 
     def leave(self, effect: Effect, *, loading: bool, failed: bool) -> None:
@@ -166,7 +166,7 @@ class Residency:
             self.resident -= units - self.in_use.keys()
             self._doubt()
         if loading and effect.moves:
-            self._given_up.append(effect)
+            self._given_up.add(effect)
         if not self.in_use:
             self._given_up.clear()
 

@@ -276,7 +276,7 @@ HARSH = {
 def test_where_many_leave_and_loads_fail_nothing_waits_inside_either(
     policy: Literal["batch", "fifo"], text: str
 ) -> None:
-    """Without "while R is uncertain" a sixth of the first kind does, without "a swap under way" a third of the second."""
+    """Without "while R is uncertain" a sixth of the first does, without "a swap under way" a third of the second."""
     for seed in range(60):
 
         async def work(traffic: Traffic) -> None:
