@@ -10,7 +10,8 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -57,6 +58,33 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             return
     process.kill()
     process.wait()
+
+
+SPINNER = """
+import os
+core, parent = {core}, {parent}
+os.sched_setaffinity(0, [core])
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextlib.contextmanager
+def awake(numbers: Iterable[int]) -> Iterator[None]:
+    """Keep these cores from falling asleep while the block runs.
+
+    A send that wakes a sleeping core costs the sender many times one that does not. Whoever is slow leaves the other
+    side idle and would pay that for every message, and whoever is fast never: so a process that only ever gets the time
+    which nobody else wants (SCHED_IDLE) keeps each core busy.
+    """
+    with contextlib.ExitStack() as stack:
+        for core in numbers:
+            code = SPINNER.format(core=core, parent=os.getpid())
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", code]))
+            stack.callback(process.kill)
+        yield
 
 
 def tree(pid: int) -> list[int]:

@@ -32,7 +32,8 @@ INTRODUCTION = """\
 
 `./scripts/bench` made this page. The main figure is the CPU time of a proxy's processes for one unit of work, as a
 multiple of nginx's (one worker, unbuffered) in the same run; repetitions are interleaved, and medians stand here.
-Differences under 15 % are noise. The load generator and the upstream run on another core than the proxy.
+Differences under 15 % are noise. The load generator and the upstream run on another core than the proxy, and a process
+that gets only what time nobody else wants keeps every core awake: else slow proxies would pay for waking the others.
 """
 
 

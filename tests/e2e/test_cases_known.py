@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from known_support import Pair, asked, clients_of, eventually, known, written
 
