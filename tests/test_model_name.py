@@ -323,7 +323,7 @@ def requests() -> st.SearchStrategy[str]:
 
 
 @given(text=st.tuples(SPACE, requests(), SPACE).map("".join), data=st.data(), named=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_valid_object_asks_for_a_stream_where_the_last_stream_is_true(
     text: str, data: st.DataObject, named: bool
 ) -> None:
@@ -393,7 +393,7 @@ TYPES = st.sampled_from(
 
 @given(body=SOUP, content_type=st.one_of(TYPES, SOUP), query=st.one_of(st.just(b""), SOUP), data=st.data())
 @example(body=b'{"x":"\\', content_type=JSON, query=b"", data=None)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_bytes_give_one_answer_however_they_are_cut(
     body: bytes, content_type: bytes, query: bytes, data: Any
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from wire_support import PARSERS, Stack, body_after, fields_of, lines, status_of, until
+from wire_support import EACH_PARSER, Stack, body_after, fields_of, lines, status_of, until
 
 from harness import (
     CHAT,
@@ -64,7 +64,7 @@ async def upstream(stack: Stack) -> Upstream:
     return stack.upstream
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test."""
     proxy = await stack.proxy(http_parser=request.param, **KEEPALIVE)
@@ -323,7 +323,7 @@ async def test_case_66_a_failure_after_the_first_byte_is_a_cut_without_a_word(pr
     assert await counted(proxy, 200) == ok + 1, "it had begun well"
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", EACH_PARSER)
 @pytest.mark.parametrize("path", APIS)
 async def test_case_66_a_wait_that_is_over_late_is_told_too(
     path: str, parser: str, stack: Stack, upstream: Upstream
@@ -462,7 +462,7 @@ async def test_a_class_without_keepalives_waits_in_silence(stack: Stack, upstrea
     await proxy.drained(upstream)
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", EACH_PARSER)
 @pytest.mark.parametrize("path", [*APIS, "/v1/embeddings", "/rerank"])
 async def test_case_68_plain_json_gets_spaces_where_that_is_wanted(
     path: str, parser: str, stack: Stack, upstream: Upstream
@@ -484,7 +484,7 @@ async def test_case_68_plain_json_gets_spaces_where_that_is_wanted(
     await proxy.drained(upstream)
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", EACH_PARSER)
 @pytest.mark.parametrize("how", [*FAILURES, "a stream"])
 async def test_case_66_a_late_failure_of_plain_json_is_a_cut(
     how: str, parser: str, stack: Stack, upstream: Upstream
@@ -574,7 +574,7 @@ class Run:
         return "early" if is_early else "signs behind the upstream's head" if found[1] else "silent"
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", EACH_PARSER)
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
 async def test_every_stream_is_comments_and_then_exactly_the_upstreams_bytes(
     count: int, parser: str, stack: Stack, upstream: Upstream

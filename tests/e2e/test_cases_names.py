@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote
 
 import pytest
 import pytest_asyncio
-from wire_support import PARSERS, Stack, body_after, fields_of, lines, once, pieces, status_of
+from wire_support import EACH_PARSER, Stack, body_after, fields_of, lines, once, pieces, status_of
 
 from harness import Proxy, RawClient, Seen, Upstream
 
@@ -39,7 +39,7 @@ async def upstream(stack: Stack) -> Upstream:
     return stack.upstream
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test."""
     proxy = await stack.proxy(http_parser=request.param)

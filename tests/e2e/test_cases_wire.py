@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from wire_support import (
+    EACH_PARSER,
     MAX_BODY,
     MAX_SPOOL,
-    PARSERS,
     Stack,
     body_after,
     connections,
@@ -56,7 +56,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT_PATH = "/v1/chat/completions"
 GET = ("GET /v1/models HTTP/1.1", "Host: test")
-both_parsers = pytest.mark.parametrize("parser", PARSERS)
+both_parsers = pytest.mark.parametrize("parser", EACH_PARSER)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,7 +71,7 @@ async def upstream(stack: Stack) -> Upstream:
     return stack.upstream
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test."""
     proxy = await stack.proxy(http_parser=request.param)
@@ -936,7 +936,7 @@ REJECTED = [
 ]
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def locked(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> Proxy:
     """A proxy with keys, before which nobody is trusted."""
     return await stack.proxy(http_parser=request.param, **KEYS)

@@ -17,12 +17,13 @@ from test_cancellation import (
     waiting_for_its_turn,
 )
 from test_slow_readers import SMALL, SlowClient, flood, nothing_is_left
+from wire_support import EACH_PARSER
 
 from harness import CHAT, TTS, InProcess, Proxy, RawClient, Script, Seen, Upstream, after, begun, head, raw
 from simulator_support import Simulator
 
 CLASSES = {name: {"on_disconnect": "drain"} for name in ("llm", "tts", "embed")}
-both_parsers = pytest.mark.parametrize("parser", ["h11", "httptools"])
+both_parsers = pytest.mark.parametrize("parser", EACH_PARSER)
 both_ways = pytest.mark.parametrize("leave", [RawClient.close, RawClient.reset], ids=["FIN", "RST"])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from wire_support import EACH_PARSER
 
 from harness import CHAT, SSE, Proxy, RawClient, Upstream, chunk, event, hang, raw
 
@@ -17,7 +18,7 @@ STOP = chunk(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
 SERIES = 'gpu_lease_incomplete_streams_total{class="llm"}'
 CHAT_PATH = "/v1/chat/completions"
 
-both_parsers = pytest.mark.parametrize("parser", ["h11", "httptools"])
+both_parsers = pytest.mark.parametrize("parser", EACH_PARSER)
 
 
 def stream(*parts: bytes, head: bytes = SSE) -> Any:

@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from wire_support import EACH_PARSER
 
 from harness import CHAT, SSE, TTS, InProcess, RawClient, Script, Seen, Upstream, answer, chunk, event, hang, slow
 from test_lock_with_simulator import in_virtual_time
@@ -39,7 +40,7 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("parser", ["h11", "httptools"])
+@pytest.mark.parametrize("parser", EACH_PARSER)
 @pytest.mark.parametrize(("request_body", "script", "end"), CASES)
 def test_case_22_and_23_an_answer_may_take_minutes_and_be_silent_for_minutes(
     request_body: dict[str, Any], script: Script, end: bytes, parser: str

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from wire_support import PARSERS, Stack, body_after, error_of, fields_of, lines, once, status_of
+from wire_support import EACH_PARSER, Stack, body_after, error_of, fields_of, lines, once, status_of
 
 from harness import CHAT, Proxy, RawClient, Upstream, answer, hang, slow
 
@@ -35,7 +35,7 @@ async def upstream(stack: Stack) -> Upstream:
     return stack.upstream
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test."""
     proxy = await stack.proxy(http_parser=request.param, head_timeout=HEAD_TIMEOUT, body_timeout=HEAD_TIMEOUT)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 from test_cancellation import GRACE, Scene, both_classes_work, scene_at
+from wire_support import EACH_PARSER
 
 from harness import CHAT, SSE, TTS, InProcess, Proxy, RawClient, Script, Seen, Upstream, chunk, head, linger
 from proxy.response_body import ReadAhead
@@ -28,7 +29,7 @@ FLOOD = 50_000_000
 READ = 256 * 1024
 """Bytes that one read of a socket may give beyond a bound."""
 
-both_parsers = pytest.mark.parametrize("parser", ["h11", "httptools"])
+both_parsers = pytest.mark.parametrize("parser", EACH_PARSER)
 
 
 class SlowClient:

@@ -16,7 +16,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, ConnectionClosedOK, InvalidStatus
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
-from wire_support import PARSERS
+from wire_support import EACH_PARSER, PARSERS
 
 from harness import Proxy, Upstream, raw
 
@@ -125,7 +125,7 @@ async def proxies(
         }
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, proxies: dict[str, Proxy], upstream: Sockets) -> AsyncIterator[Proxy]:
     proxy = proxies[request.param]
     yield proxy

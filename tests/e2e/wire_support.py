@@ -20,9 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from harness import Proxy, RawClient, Upstream, answer
 
 PARSERS = ("h11", "httptools")
+EACH_PARSER = (pytest.param("h11", marks=pytest.mark.h11), "httptools")
+"""What a test is parametrized by that must hold under both; the parser that is not the default has its own mark."""
 
 MAX_BODY = 8 * 1024 * 1024
 MAX_SPOOL = 12 * 1024 * 1024
