@@ -66,6 +66,7 @@ class Classifier:
         self._slot_rules = Patterns(settings.slots) if "slots" in settings.model_fields_set else Patterns({})
         self._labels = frozenset(self.known_models[:MOST_LABELS])
         self._remembered = lru_cache(REMEMBERED)(self._decide)
+        self._remembered_slots = lru_cache(REMEMBERED)(self._slots)
         self.modes = {name: _plain_mode(name, lease) for name, lease in self._leases.items()}
 
     @property
@@ -94,6 +95,9 @@ class Classifier:
 
     def slots(self, model: str) -> int:
         """How many requests of `model` may run at once: as the settings say, else as llama-swap's configuration."""
+        return self._remembered_slots(model) if len(model) <= LONGEST_REMEMBERED else self._slots(model)
+
+    def _slots(self, model: str) -> int:
         local = self.catalog.models.get(model) if self.catalog is not None else None
         if found := self._slot_rules.find(model, *(local.aliases if local is not None else ())):
             return found[1]

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from starlette.types import Scope
@@ -21,6 +22,9 @@ from starlette.types import Scope
 from proxy.errors import AmbiguousHeader, BadTarget, Unauthorized
 
 RawHeaders = list[tuple[bytes, bytes]]
+
+LONGEST_ADDRESS = 64
+"""Characters: more than any address has, and little to remember."""
 
 DECIDING_FIELDS = (b"authorization", b"content-type", b"content-length")
 """Fields whose first and last value could be read by different parties, to different ends."""
@@ -146,9 +150,13 @@ class Trust:
 
     def __init__(self, networks: Iterable[IPv4Network | IPv6Network]) -> None:
         self._networks = list(networks)
+        self._remembered = lru_cache(1024)(self._trusts)
 
     def trusts(self, address: str) -> bool:
         """Whether `address` is one of the trusted proxies."""
+        return len(address) <= LONGEST_ADDRESS and self._remembered(address)
+
+    def _trusts(self, address: str) -> bool:
         try:
             parsed = ip_address(address)
         except ValueError:

@@ -206,6 +206,7 @@ class Leases:
             self.on_doubt()
         seconds = lease.ended - lease.granted
         self._tell(lambda observer: observer.lease_ended(ticket, seconds))
+        ticket.task = lease.owner = None  # or ticket, lease and task would wait for the garbage collection
 
     def _tell(self, tell: Callable[[Observer], None]) -> None:
         """Tell all observers. Called inside grants and releases, which no observer may spoil."""

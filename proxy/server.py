@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 
 from proxy import logs
+from proxy.allocator import keep_memory
 from proxy.app import App
 from proxy.bridge import MAX_MESSAGE
 from proxy.protocols import protocol_for
@@ -124,6 +125,7 @@ def run(
     bound, and SettingsError where llama-swap's configuration is broken.
     """
     logs.configure(settings.log_format)
+    keep_memory()
     app = App(settings, environ)
     config = server_config(app, settings)
     with _listen(settings.listen_host, settings.listen_port) as listener:

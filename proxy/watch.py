@@ -60,7 +60,9 @@ class ClientWatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if self._gone and self._task is not None and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+        task, watcher = self._task, self._watcher
+        self._task = self._watcher = None  # each knows the other: a cycle for the garbage collection, per request
+        if watcher is not None:
+            watcher.cancel()
+        if self._gone and task is not None and task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientGone from error
