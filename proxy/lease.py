@@ -59,8 +59,8 @@ class Leases:
         """Set once no lease is left after `drain`."""
         self.on_doubt: Callable[[], None] = lambda: None
         """Called when what is resident has become uncertain: a report is needed soon."""
-        self.on_first_answer: Callable[[str, float], None] = lambda model, seconds: None
-        """Called with the model and the seconds of the first answer of a turn that had to load."""
+        self.on_first_answer: Callable[[Classification, float], None] = lambda what, seconds: None
+        """Called with the request and the seconds of the first answer of a turn that had to load."""
         self._observers = observers
         self._clock = clock
         self._ids = itertools.count(1)
@@ -268,7 +268,7 @@ class Leases:
 
     def _on_first_answer(self, lease: Lease, seconds: float) -> None:
         if isinstance(lease.owner, Ticket):
-            self.on_first_answer(lease.owner.classification.model, seconds)
+            self.on_first_answer(lease.owner.classification, seconds)
 
     def _on_turn(self, turn: Turn) -> None:
         now = self._clock()

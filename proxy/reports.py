@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from proxy.classify import Classification
 from proxy.knowledge import Knowledge
 from proxy.loads import Load, LoadTimes
 from proxy.rwlock import FairRWLock
@@ -39,14 +40,16 @@ class Reports:
         for unit in self._knowledge.units(load.model):
             self._lock.ready(unit, since=load.starting)
 
-    def first_answer(self, model: str, seconds: float) -> None:
+    def first_answer(self, what: Classification, seconds: float) -> None:
         """A turn that had to load gave its first answer so long after it began: the load, where nobody reports it."""
         if time.monotonic() - self._measured > seconds:
-            self._record(model, seconds)
+            self._record(what.model, seconds, what.label)
 
-    def _record(self, model: str, seconds: float) -> None:
-        self._on_load(model, seconds)
-        self.models.record(model, seconds)
+    def _record(self, model: str, seconds: float, label: str | None = None) -> None:
+        """`label` is what may be shown of a name that a client gave; llama-swap's own are shown as they are."""
+        shown = label or model
+        self._on_load(shown, seconds)
+        self.models.record(shown, seconds)
         for unit in self._knowledge.units(model):
             self._units.record(unit, seconds)
 

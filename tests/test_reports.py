@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import InProcess
+from lease_support import what
+from proxy.classify import Classification
 from proxy.knowledge import Knowledge
 from proxy.loads import Load, LoadTimes
 from proxy.reports import Reports
@@ -106,14 +109,25 @@ def test_a_measured_load_is_told_by_model_and_counted_by_unit(config: Path) -> N
     assert (by_class.reports.models.all(), by_class.units.all()) == ({"kokoro": 3, "bge-m3": 8}, {"tts": 3})
 
 
+def answered(model: str, label: str | None = None) -> Classification:
+    return replace(what("llm", model), label=label or model)
+
+
+def test_a_first_answer_shows_no_name_that_a_client_invented() -> None:
+    known = Known(None)
+    known.reports.first_answer(answered("invented", "other"), 7)
+    assert known.told == [("other", 7)]
+    assert (known.reports.models.all(), known.units.all()) == ({"other": 7}, {"llm": 7})
+
+
 def test_a_first_answer_counts_as_the_load_only_where_none_was_reported_meanwhile(config: Path) -> None:
     known = Known(config)
-    known.reports.first_answer("a", 7)
+    known.reports.first_answer(answered("a"), 7)
     assert known.units.get("a") == 7
     known.reports.loaded(Load("a", 1, 2, 4))
-    known.reports.first_answer("a", 60)  # the load and then a long prompt
+    known.reports.first_answer(answered("a"), 60)  # the load and then a long prompt
     assert known.units.get("a") == 3
-    known.reports.first_answer("b", 0)  # nothing was reported within its time
+    known.reports.first_answer(answered("b"), 0)  # nothing was reported within its time
     assert known.units.get("b") == 0
 
 

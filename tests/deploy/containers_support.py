@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
+
+from server_tools import find_program, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,python3-pip,python-is-python3,ca-certificates"
 BASE = "localhost/gpu-lease-proxy-test-base"
 IMAGE = "localhost/gpu-lease-proxy-test"
+PROMETHEUS = "localhost/gpu-lease-proxy-test-prometheus"
 BUILT_FROM = (
     ".dockerignore", "Dockerfile", "LICENSE", "README.md", "config/proxy.yaml", "pyproject.toml", "requirements.lock",
 )  # fmt: skip
@@ -46,6 +48,15 @@ cgroup_manager = "cgroupfs"
 """
 PIP_OPTIONS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_PROXY")
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+PROMETHEUS_DOCKERFILE = """
+FROM {base}
+RUN install --directory --owner=65534 --group=65534 /prometheus
+COPY prometheus /bin/prometheus
+USER 65534:65534
+ENTRYPOINT ["/bin/prometheus"]
+"""
 
 
 class CannotRunError(Exception):
@@ -120,6 +131,24 @@ def build_image(podman: Podman, base: str, directory: Path) -> str:
     return image
 
 
+def prometheus_image(podman: Podman, base: str, directory: Path) -> str | None:
+    """The name of an image with Debian's Prometheus in the place of the one that compose.yaml names; None without one.
+
+    It starts like that one: the same program, the same user, the same directory to write to.
+    """
+    program = find_program("prometheus")
+    if program is None:
+        return None
+    image = f"{PROMETHEUS}:{hashlib.sha256(base.encode() + Path(program).read_bytes()).hexdigest()[:12]}"
+    if image not in _tags(podman, PROMETHEUS):
+        context = directory / "prometheus"
+        context.mkdir()
+        shutil.copy(program, context / "prometheus")
+        (context / "Dockerfile").write_text(PROMETHEUS_DOCKERFILE.format(base=base), encoding="utf-8")
+        podman("build", "--tag", image, str(context), timeout=300)
+    return image
+
+
 @contextmanager
 def only_one() -> Iterator[None]:
     """Held while images are made, so that runs side by side share them instead of making each its own."""
@@ -132,17 +161,30 @@ def only_one() -> Iterator[None]:
 class Stack:
     """compose.yaml with compose.test.yaml over it, under a name and on a port that no other run has."""
 
-    def __init__(self, podman: Podman, image: str) -> None:
+    def __init__(self, podman: Podman, image: str, prometheus: str | None) -> None:
         self.podman = podman
+        # Grafana is never among them: its image is not to be had without a registry.
+        self.services = ("proxy", "llama-swap", *(["prometheus"] if prometheus else []))
         self.name = f"gpu-lease-proxy-test-{uuid4().hex[:12]}"
-        self.port = _free_port()
+        self.port, self.prometheus_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {"PROXY_IMAGE": image, "PROXY_BIND": "127.0.0.1", "PROXY_PORT": str(self.port)}
+        self._environment |= {"PROMETHEUS_IMAGE": prometheus or "", "PROMETHEUS_PORT": str(self.prometheus_port)}
         self._environment["LLAMA_SWAP_CONFIG_DIR"] = str(ROOT / "tests" / "deploy" / "llama-swap")
 
     def compose(self, *arguments: str, timeout: float = 120) -> str:
         files = ["--file", str(ROOT / "compose.yaml"), "--file", str(ROOT / "tests/deploy/compose.test.yaml")]
-        chosen = ["--in-pod", "false", "--project-name", self.name, *files, "--env-file", str(ROOT / ".env.example")]
+        chosen = [
+            "--in-pod",
+            "false",
+            "--profile",
+            "monitoring",
+            "--project-name",
+            self.name,
+            *files,
+            "--env-file",
+            str(ROOT / ".env.example"),
+        ]
         return self.podman.compose(*chosen, *arguments, environment=self._environment, timeout=timeout)
 
     def container(self, service: str) -> str:
@@ -251,9 +293,3 @@ def _pip_options(directory: Path) -> list[str]:
         lines.append("cert = /root/certificates.pem")
     settings.write_text("\n".join(["[global]", *lines, ""]), encoding="utf-8")
     return ["--volume", f"{home}:/root:ro"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from containers_support import CannotRunError, Stack, base_image, build_image, find_podman, only_one
+from containers_support import CannotRunError, Stack, base_image, build_image, find_podman, only_one, prometheus_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,11 +32,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with only_one():
             base = base_image(podman)
             image = build_image(podman, base, directory)
+            prometheus = prometheus_image(podman, base, directory)
     except CannotRunError as reason:
         pytest.skip(str(reason))
-    stack = Stack(podman, image)
+    stack = Stack(podman, image, prometheus)
     try:
-        stack.compose("up", "--detach", "--no-build")
+        stack.compose("up", "--detach", "--no-build", *stack.services)
         yield stack
         stack.compose("down", "--volumes")
     finally:
@@ -51,7 +52,7 @@ def client(stack: Stack) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=stack.url, timeout=60, trust_env=False) as client:
         eventually(lambda: answers(client, "/-/readyz"))
         yield client
-    for service in ("proxy", "llama-swap"):
+    for service in stack.services:
         print(service, stack.logs(service), sep="\n")  # pytest shows it where the test has failed
 
 
@@ -129,6 +130,29 @@ def test_health_checks_pass(stack: Stack) -> None:
 def test_llama_swap_is_reached_through_the_proxy_alone(stack: Stack) -> None:
     assert stack.podman("port", stack.container("proxy")).strip() == f"9393/tcp -> 127.0.0.1:{stack.port}"
     assert stack.podman("port", stack.container("llama-swap")).strip() == ""
+
+
+def test_prometheus_shows_the_proxy_and_llama_swap_as_up(client: httpx.Client, stack: Stack) -> None:
+    if "prometheus" not in stack.services:
+        pytest.skip("prometheus is not there (scripts/server-tools gets it on Debian)")
+    client.post("/v1/embeddings", json=EMBEDDING).raise_for_status()
+    with httpx.Client(base_url=f"http://127.0.0.1:{stack.prometheus_port}", timeout=10, trust_env=False) as prometheus:
+        eventually(lambda: answers(prometheus, "/-/ready"))
+        eventually(lambda: targets(prometheus) == {"gpu-lease-proxy": ("up", ""), "llama-swap": ("up", "")}, within=60)
+        rules = [rule["name"] for group in ask(prometheus, "rules")["groups"] for rule in group["rules"]]
+    assert "GpuLeaseUpstreamDown" in rules
+    published = stack.podman("port", stack.container("prometheus")).strip()
+    assert published == f"9090/tcp -> 127.0.0.1:{stack.prometheus_port}"
+
+
+def targets(prometheus: httpx.Client) -> dict[str, tuple[str, str]]:
+    """What the target page tells of each job: its health, and the last error."""
+    found = ask(prometheus, "targets")["activeTargets"]
+    return {each["labels"]["job"]: (each["health"], each["lastError"]) for each in found}
+
+
+def ask(prometheus: httpx.Client, path: str) -> Any:
+    return prometheus.get(f"/api/v1/{path}").raise_for_status().json()["data"]
 
 
 def test_sigterm_lets_a_running_stream_end_and_exits_0(client: httpx.Client, stack: Stack) -> None:

@@ -1,8 +1,9 @@
-"""The image and the compose file as text: they are well formed, and agree with the settings and with each other."""
+"""The image, the compose file and the service as text: well formed, and they agree with the settings and each other."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,50 @@ def test_llama_swap_is_not_published() -> None:
     assert "ports" not in yaml.safe_load(COMPOSE)["services"]["llama-swap"]
 
 
-def run(*command: str | Path) -> None:
+@pytest.mark.parametrize("name", ["prometheus", "grafana"])
+def test_monitoring_is_started_on_demand_published_to_this_machine_only_and_pinned(name: str) -> None:
+    service = yaml.safe_load(COMPOSE)["services"][name]
+    assert service["profiles"] == ["monitoring"]
+    assert [port.startswith("127.0.0.1:") for port in service["ports"]] == [True]
+    assert re.fullmatch(r"\S+:v?\d+\.\d+\.\d+", DEFAULTS[f"{name.upper()}_IMAGE"])
+    for volume in service["volumes"]:
+        source = volume.partition(":")[0]
+        assert volume.endswith(":ro") and (ROOT / source).is_dir() if source.startswith(".") else source == name
+
+
+def test_prometheus_asks_where_compose_has_the_services() -> None:
+    services = yaml.safe_load(COMPOSE)["services"]
+    config = yaml.safe_load((ROOT / "config/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    targets = {each["job_name"]: each["static_configs"][0]["targets"] for each in config["scrape_configs"]}
+    inside = services["proxy"]["ports"][0].rpartition(":")[2]
+    assert targets == {
+        "gpu-lease-proxy": [f"proxy:{inside}"],
+        "llama-swap": [f"llama-swap:{services['llama-swap']['expose'][0]}"],
+    }
+
+
+UNIT = (ROOT / "config/systemd/gpu-lease-proxy.service").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong_with_the_service(tmp_path: Path) -> None:
+    path = tmp_path / "gpu-lease-proxy.service"
+    path.write_text(UNIT.replace("/opt/gpu-lease-proxy/bin/gpu-lease-proxy", sys.executable), encoding="utf-8")
+    assert run("systemd-analyze", "verify", "--man=no", path) == ""  # an unknown key is a warning to it
+
+
+def test_systemd_waits_longer_than_streams_may_take_to_end() -> None:
+    (limit,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    assert int(limit) >= load(None, {}).shutdown_grace + 10
+
+
+def test_every_setting_of_the_service_exists() -> None:
+    names = {name.lower().removesuffix("_file") for name in re.findall(r"GPU_LEASE_([A-Z_]+)=", UNIT)}
+    assert names == {"api_keys", "data_dir", "spool_dir"} <= set(Settings.model_fields)
+
+
+def run(*command: str | Path) -> str:
+    """What the command prints; it must succeed."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
