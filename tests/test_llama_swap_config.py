@@ -639,5 +639,5 @@ def test_the_examples_are_whole_and_the_simulator_takes_them_too(path: Path, mon
     assert set(load_config(path).models) == set(config.models)
 
 
-def test_the_examples_are_three() -> None:
-    assert sorted(path.name for path in EXAMPLES.iterdir()) == ["groups.yaml", "home-server.yaml", "matrix.yaml"]
+def test_these_are_the_examples() -> None:
+    assert sorted(path.name for path in EXAMPLES.iterdir()) == ["groups.yaml", "home-server.yaml", "matrix.yaml", "peers.yaml"]
