@@ -137,7 +137,8 @@ def shown(talk: Dialogue) -> str:
     """The heads of a dialogue, and how its bodies begin."""
     how = f"{'at once' if talk.pipelined else 'one by one'}, cut at {talk.cuts}"
     pairs = zip(talk.requests, talk.answers, strict=True)
-    return "\n".join([how, *(f"{asked.head[:600]!r} {asked.body[:50]!r}\n  {told.wire[:300]!r}" for asked, told in pairs)])
+    lines = (f"{asked.head[:600]!r} {asked.body[:50]!r}\n  {told.wire[:300]!r}" for asked, told in pairs)
+    return "\n".join([how, *lines])
 
 
 async def test_generated_requests_and_answers_pass_as_if_sent_directly(
