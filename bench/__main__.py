@@ -17,7 +17,7 @@ import uvloop
 from bench import report
 from bench.measuring import measure, upstream
 from bench.peers import PEERS, Peer
-from bench.processes import awake, cores
+from bench.processes import CORES, awake, cores
 from bench.queueing import measure_queue
 from bench.results import Results
 from bench.swaps import measure_swaps
@@ -32,12 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     size = SMOKE if options.smoke else QUICK if options.quick else FULL
     peers = [peer for peer in PEERS if not options.peers or any(name in peer.name for name in options.peers)]
-    everywhere = sorted(os.sched_getaffinity(0))
     _prepare()
     load = os.getloadavg()[0]
     only = options.only or GROUPS
     asked = [each for each in workloads(size) if {each.group, each.name} & set(only)]
-    with awake([] if options.smoke else everywhere):
+    with awake([] if options.smoke else CORES):
         results = uvloop.run(run(asked, peers, size, only))
     text = report.document(results, asked, size, load)
     print(text)

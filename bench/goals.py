@@ -40,13 +40,15 @@ class Goal:
 
 
 ASGI = (
-    "uvicorn writes the head and the body of an answer in two sends; the lock and the lease, the name, the fields and "
-    "the metrics are what asgiproxy does not have"
+    "the lock and the lease, the search for the model's name, bounds, metrics and forwarded fields, which asgiproxy "
+    "has not; cyclic garbage; the head and the body of an answer in two sends"
 )
 PARSER = "h11 parses in Python"
-EVENTS = "each event passes a task and uvicorn's `send`, where nginx copies a buffer"
-SPOOL = "the body is read whole and searched for the model's name, and passes a file on disk"
-FIRST = "the request waits for the lease and for a task of its own before it is sent"
+EVENTS = "each event passes a task and four callables, where nginx copies a buffer"
+SPOOL = "the body is searched for the model's name and passes a file on disk; blocks of 256 KiB are mapped anew"
+BLOCKS = "each read is a new block of 256 KiB, which glibc maps and unmaps, and blocks are joined by copying"
+FIRST = "the body is read and the lease taken before anything is sent"
+GROWN = "the allocator keeps blocks"
 
 
 def goals(results: Results) -> Iterator[Goal]:
@@ -80,8 +82,8 @@ def _bodies(results: Results) -> Iterator[Goal]:
         grown = results.memory(name, OURS, grown=True)
         yield Goal(f"upload, {kind}", "× buffered nginx", results.ratio(name, OURS, BUFFERED), 1.2, None, SPOOL)
         text = f"upload, {kind}: memory beyond idle"
-        yield Goal(text, "MiB", None if grown is None else grown / MIB, 4.0, None, SPOOL)
-    yield Goal("download", "× buffered nginx", results.ratio("download", OURS, BUFFERED), 1.0)
+        yield Goal(text, "MiB", None if grown is None else grown / MIB, 4.0, None, GROWN)
+    yield Goal("download", "× buffered nginx", results.ratio("download", OURS, BUFFERED), 1.0, None, BLOCKS)
 
 
 def _queue(results: Results) -> Iterator[Goal]:

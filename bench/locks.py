@@ -1,7 +1,8 @@
 """The lock alone, beside asyncio.Lock and aiorwlock: nanoseconds per acquire and release, and per hand-off.
 
 A hand-off is a release, the grant that it makes, and the waking of the task that got it. With a depth of N there are N
-tasks that each acquire, release and queue again, so that N - 1 always wait.
+tasks that each acquire, release and queue again, so that N - 1 always wait. Time is that of the process, which never
+sleeps here, so that others on the machine do not count.
 
 `python -m bench.locks SECONDS` prints the figures as JSON; the bench runs it as a process of its own on one core.
 """
@@ -107,12 +108,12 @@ CANDIDATES: dict[str, Callable[[], Use | None]] = {
 
 async def alone(use: Use, seconds: float) -> float:
     """Nanoseconds per acquire and release when nobody else wants it."""
-    count, until, begun = 0, time.perf_counter() + seconds, time.perf_counter()
-    while time.perf_counter() < until:
+    count, begun = 0, time.process_time()
+    while time.process_time() < begun + seconds:
         for _ in range(100):
             await use(0)
         count += 100
-    return (time.perf_counter() - begun) / count * 1e9
+    return (time.process_time() - begun) / count * 1e9
 
 
 async def handed(use: Use, depth: int, seconds: float) -> float:
@@ -128,9 +129,9 @@ async def handed(use: Use, depth: int, seconds: float) -> float:
 
     tasks = [asyncio.create_task(task(number)) for number in range(depth)]
     await asyncio.sleep(seconds / 10)
-    before, begun = count, time.perf_counter()
+    before, begun = count, time.process_time()
     await asyncio.sleep(seconds)
-    figure = (time.perf_counter() - begun) / max(count - before, 1) * 1e9
+    figure = (time.process_time() - begun) / max(count - before, 1) * 1e9
     over = True
     await asyncio.gather(*tasks)
     return figure

@@ -19,11 +19,13 @@ TICK = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 STOP_LIMIT = 10.0
 
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+"""Those that the bench was given, before it kept to some of them."""
+
 
 def cores() -> tuple[str, str]:
     """(the proxy's, those of the others), as taskset writes them; equal where there is only one."""
-    mine = sorted(os.sched_getaffinity(0))
-    return str(mine[0]), ",".join(map(str, mine[1:] or mine))
+    return str(CORES[0]), ",".join(map(str, CORES[1:] or CORES))
 
 
 def free_port() -> int:

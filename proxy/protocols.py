@@ -8,7 +8,8 @@ fast as h11, and the protocol around it has faults that show on a wire:
 - a client that leaves while a request of its waits behind another is noticed by the last of them only;
 - a request that asks for an upgrade it does not get loses its body (RFC 9110, section 7.8: it goes on as it is);
 - the trailers of a body become fields of its head, the scheme, authority and `#` of a target are dropped;
-- a 304 that tells the length of the 200 is waited for in full.
+- a 304 that tells the length of the 200 is waited for in full;
+- what cannot be read behind a request is refused before, or inside, that one's answer.
 
 Each is mended where the server asks the subclass, and none by a change to what it imports.
 """

@@ -5,6 +5,7 @@ What the tables say is checked on figures made up here, so that a table cannot s
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,14 @@ async def test_a_peer_that_is_not_installed_says_so_instead_of_a_figure(tmp_path
         found = await measure(small, [Peer("gone", missing)], SMOKE, port)
     assert (found["gone"].problem, found["gone"].cpu) == ("it is not installed", None)
     assert found[DIRECT].repetitions[0].taken.done > 0
+
+
+def test_the_proxies_have_a_core_for_themselves_also_when_the_bench_keeps_to_the_others() -> None:
+    code = "from bench.__main__ import _prepare; from bench.processes import cores; _prepare(); print(*cores())"
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    proxies, others = told.split()
+    if len(os.sched_getaffinity(0)) > 1:
+        assert proxies not in others.split(",")
 
 
 @pytest.mark.parametrize(

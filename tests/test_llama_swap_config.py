@@ -640,4 +640,5 @@ def test_the_examples_are_whole_and_the_simulator_takes_them_too(path: Path, mon
 
 
 def test_these_are_the_examples() -> None:
-    assert sorted(path.name for path in EXAMPLES.iterdir()) == ["groups.yaml", "home-server.yaml", "matrix.yaml", "peers.yaml"]
+    names = sorted(path.name for path in EXAMPLES.iterdir())
+    assert names == ["groups.yaml", "home-server.yaml", "matrix.yaml", "peers.yaml"]

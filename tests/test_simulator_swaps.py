@@ -66,6 +66,7 @@ async def test_models_that_do_not_exclude_each_other_are_loaded_at_the_same_time
 
 
 @pytest.mark.parametrize("bare", BARE)
+@pytest.mark.slow
 async def test_with_overlapping_sets_the_busy_model_is_waited_for_though_an_idle_one_could_go(bare: Bare) -> None:
     overlapping = SMALL.replace("{all: (a | b) & e}", "{r: e & b, s: a & b, t: a & e}")
     async with bare(overlapping, time_scale=SCALE) as upstream:

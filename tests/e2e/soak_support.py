@@ -151,6 +151,8 @@ def request(random: Random) -> bytes:
     fields = [b"Host: a", *random.choice((b"X-Sim-Chunks: 1", b"X-Sim-Chunks: 6", LARGE)).split(b"\r\n")]
     if random.random() < 0.1:
         fields.append(b"X-Sim-Fail: " + random.choice(FAILURES).encode())
+    if random.random() < 0.05:
+        fields.append(b"Prefer: respond-async")
     if kind == "form":
         head = b"POST /v1/audio/transcriptions HTTP/1.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         return head + b"\r\n".join([*fields, b"Content-Length: %d" % len(FORM), b"", FORM])

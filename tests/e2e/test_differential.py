@@ -28,7 +28,7 @@ from differential_support import (
 )
 from known_support import table
 from requests_support import FLAWS, ONLY_BY, Request
-from wire_support import PARSERS, Stack, descriptors, until
+from wire_support import EACH_PARSER, Stack, descriptors, until
 
 from harness import Proxy
 
@@ -43,7 +43,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack
         yield stack
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test."""
     recorder = stack.upstream
@@ -137,7 +137,8 @@ def shown(talk: Dialogue) -> str:
     """The heads of a dialogue, and how its bodies begin."""
     how = f"{'at once' if talk.pipelined else 'one by one'}, cut at {talk.cuts}"
     pairs = zip(talk.requests, talk.answers, strict=True)
-    return "\n".join([how, *(f"{asked.head[:600]!r} {asked.body[:50]!r}\n  {told.wire[:300]!r}" for asked, told in pairs)])
+    lines = (f"{asked.head[:600]!r} {asked.body[:50]!r}\n  {told.wire[:300]!r}" for asked, told in pairs)
+    return "\n".join([how, *lines])
 
 
 async def test_generated_requests_and_answers_pass_as_if_sent_directly(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from wire_support import PARSERS, Stack, body_after, error_of, lines, once, status_of
+from wire_support import EACH_PARSER, Stack, body_after, error_of, lines, once, status_of
 
 from harness import CHAT, Proxy, RawClient, Upstream, answer, begun, chunk, head, slow
 
@@ -35,7 +36,7 @@ async def upstream(stack: Stack) -> Upstream:
     return stack.upstream
 
 
-@pytest_asyncio.fixture(params=PARSERS, loop_scope="module")
+@pytest_asyncio.fixture(params=EACH_PARSER, loop_scope="module")
 async def proxy(request: pytest.FixtureRequest, stack: Stack, upstream: Upstream) -> AsyncIterator[Proxy]:
     """The proxy under each parser; drained after each test, and nothing went wrong in it."""
     proxy = await stack.proxy(http_parser=request.param, head_timeout=HEAD_TIMEOUT)
@@ -150,3 +151,25 @@ async def test_a_large_read_that_ends_in_a_head_is_no_long_head(proxy: Proxy, up
     async with RawClient(proxy.port) as client:
         client.send(GET * 5000 + lines("GET /v1/models HTTP/1.1", "Host: test", "Connection: close"))
         assert (await client.rest(30)).count(b"HTTP/1.1 200 ") == 5001
+
+
+FROZEN = """
+import gc, os, signal
+from proxy.server import run
+from proxy.settings import Settings
+
+def started(url):
+    print(gc.get_freeze_count())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+run(Settings(upstream_url="http://127.0.0.1:9", listen_port=0), started=started)
+"""
+
+
+async def test_what_was_loaded_at_the_start_is_no_part_of_a_collection() -> None:
+    """A collection that goes through all of it stops the loop for longer than any input may."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FROZEN, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    output, _ = await process.communicate()
+    assert int(output) > 10_000

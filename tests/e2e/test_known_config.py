@@ -62,6 +62,7 @@ async def test_a_hogged_model_starves_nobody_and_what_is_always_resident_never_w
         await pair.untroubled()
 
 
+@pytest.mark.slow
 async def test_bare_a_hogged_model_starves_the_other_one_for_ever() -> None:
     async with Simulator(HOME, time_scale=SCALE) as simulator:
         async with Hog(simulator.client, simulator, "chat", "q27") as hog:
@@ -138,6 +139,7 @@ def summary(name: str, calls: list[Asked], loads: int) -> list[object]:
     return [name, loads, sum(waits) / len(waits), waits[math.ceil(0.95 * len(waits)) - 1], *worst.values(), total]
 
 
+@pytest.mark.slow
 async def test_three_agents_on_three_models_need_at_most_twice_the_loads_of_a_bare_llama_swap() -> None:
     rows, loads, calls = [], {}, {}
     async with Simulator(AGENTS, time_scale=AGENTS_SCALE) as simulator:

@@ -138,6 +138,7 @@ async def compared(loads: tuple[float, ...], path: Path, *, times: int) -> None:
     table(f"Seconds of an evening played {1 / SCALE:.0f} times as fast", HEAD, rows)
 
 
+@pytest.mark.slow
 async def test_with_auto_loads_and_waits_stay_beside_those_of_a_fixed_window(scaled: None, tmp_path: Path) -> None:
     await compared((1.0,), tmp_path / "llama-swap.yaml", times=1)
 

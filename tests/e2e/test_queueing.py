@@ -124,6 +124,7 @@ def first_byte(seen: Seen) -> float:
 
 
 @both_ways
+@pytest.mark.slow
 async def test_bare_a_request_behind_overlapping_ones_is_never_served(stage: Stage, running: str, waiting: str) -> None:
     async with stage.bare(running) as scene:
         async with Overlapping(scene.clients, running) as crowd:
@@ -196,6 +197,7 @@ async def alternate(scenery: AbstractAsyncContextManager[Scene]) -> Alternation:
         return Alternation(loads, seconds, {call.status for call in calls}, oldest, scene.back_end.age_limit)
 
 
+@pytest.mark.slow
 async def test_alternating_requests_cost_one_load_bare_nineteen_in_strict_order_and_three_at_most_in_turns(
     stage: Stage,
 ) -> None:
