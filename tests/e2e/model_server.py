@@ -85,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(script["interval"])
             while number == script["chunks"] and server.script["hold"]:
                 time.sleep(HELD_POLL)
-            self._chunk(b"data: %d\n\n" % number)
+            last = b"data: [DONE]\n\n" if number == script["chunks"] else b""
+            self._chunk(b"data: %d\n\n" % number + last)
         server.note("finished", tag)  # before the end, at which llama-swap may stop this server at once
         self._chunk(b"")
 
