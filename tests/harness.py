@@ -67,6 +67,10 @@ class Seen:
 Script = Callable[[Seen, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+DEFAULTS: dict[str, object] = {"http_parser": os.environ["TEST_PARSER"]} if "TEST_PARSER" in os.environ else {}
+"""Settings of every proxy that does not say otherwise: CI runs all cases once more under the other parser."""
+
+
 class Upstream:
     """A raw-TCP server. `script` answers each request; replace it, or map models to scripts with `by_model`."""
 
@@ -339,6 +343,7 @@ class Proxy:
     def __init__(self, upstream: str, *, env: dict[str, str] | None = None, **settings: object) -> None:
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("GPU_LEASE_")}
         self._env |= {"GPU_LEASE_UPSTREAM_URL": upstream, "GPU_LEASE_LISTEN_PORT": "0", "GPU_LEASE_LOG_FORMAT": "json"}
+        settings = DEFAULTS | settings
         self._env |= {f"GPU_LEASE_{name.upper()}": _text(value) for name, value in settings.items()}
         self._env |= env or {}
         self.process: asyncio.subprocess.Process | None = None
@@ -484,7 +489,7 @@ class InProcess:
     """
 
     def __init__(self, upstream: str, **settings: object) -> None:
-        self.settings = Settings.model_validate({"upstream_url": upstream, "listen_port": 0, **settings})
+        self.settings = Settings.model_validate({"upstream_url": upstream, "listen_port": 0, **DEFAULTS, **settings})
 
     async def __aenter__(self) -> Self:
         self.app = App(self.settings)
