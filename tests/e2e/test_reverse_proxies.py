@@ -6,9 +6,7 @@ What must cross it: every comment at once, a failure as a connection that is cut
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator
@@ -21,6 +19,7 @@ import yaml
 from wire_support import until
 
 from harness import CHAT, Proxy, Upstream, after, begun
+from server_tools import environment, find_program
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +40,11 @@ def snippet(language: str) -> str:
     return text
 
 
+def program(name: str) -> str:
+    """Where it is; the test that asks is skipped where it is not."""
+    return find_program(name) or pytest.skip(f"{name} is not there (scripts/server-tools)")
+
+
 def nginx(directory: Path, port: int, upstream: int) -> tuple[list[str], list[str]]:
     """nginx with the block of the docs in the smallest possible frame: the commands that check and run it."""
     block = snippet("nginx").replace("127.0.0.1:9393", f"127.0.0.1:{upstream}")
@@ -51,7 +55,7 @@ def nginx(directory: Path, port: int, upstream: int) -> tuple[list[str], list[st
         f"daemon off; master_process off; pid {directory}/pid; error_log stderr warn; events {{}}\n"
         f"http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; {block} }} }}\n"
     )
-    command = ["nginx", "-p", str(directory), "-e", "stderr", "-c", str(directory / "nginx.conf")]
+    command = [program("nginx"), "-p", str(directory), "-e", "stderr", "-c", str(directory / "nginx.conf")]
     return [*command, "-t"], command
 
 
@@ -62,8 +66,8 @@ def caddy(directory: Path, port: int, upstream: int) -> tuple[list[str], list[st
     file = directory / "Caddyfile"
     file.write_text(f"{{\n\tadmin off\n\tauto_https off\n}}\n{block}")
     return (
-        ["caddy", "validate", "--config", str(file), "--adapter", "caddyfile"],
-        ["caddy", "run", "--config", str(file), "--adapter", "caddyfile"],
+        [program("caddy"), "validate", "--config", str(file), "--adapter", "caddyfile"],
+        [program("caddy"), "run", "--config", str(file), "--adapter", "caddyfile"],
     )
 
 
@@ -78,7 +82,9 @@ def free_port() -> int:
 async def running(command: list[str], port: int, home: Path) -> AsyncIterator[str]:
     """The address of a server that is started with `command`."""
     homes = {"HOME": str(home), "XDG_CONFIG_HOME": str(home), "XDG_DATA_HOME": str(home)}
-    process = await asyncio.create_subprocess_exec(*command, env=os.environ | homes, stderr=asyncio.subprocess.DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment() | homes, stderr=asyncio.subprocess.DEVNULL
+    )
     try:
         async with asyncio.timeout(10):
             while True:
@@ -112,11 +118,9 @@ async def proxy(upstream: Upstream) -> AsyncIterator[Proxy]:
 @pytest.fixture(params=[nginx, caddy], ids=lambda kind: kind.__name__)
 async def front(request: pytest.FixtureRequest, proxy: Proxy, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of another reverse proxy in front of the proxy; it is patient for less time than the waits take."""
-    if shutil.which(request.param.__name__) is None:
-        pytest.skip(f"{request.param.__name__} is not installed")
     port = free_port()
     check, command = request.param(tmp_path, port, proxy.port)
-    checking = await asyncio.create_subprocess_exec(*check, stderr=asyncio.subprocess.PIPE)
+    checking = await asyncio.create_subprocess_exec(*check, env=environment(), stderr=asyncio.subprocess.PIPE)
     _, said = await checking.communicate()
     assert checking.returncode == 0, said.decode()
     async with (
@@ -164,7 +168,7 @@ def cuts(request: pytest.FixtureRequest) -> bool:
     """Whether this server cuts an answer that was cut. Caddy before 2.8 ends it well, as docs/clients.md says."""
     if request.node.callspec.params["front"] is nginx:
         return True
-    version = subprocess.run(["caddy", "version"], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    version = subprocess.run([program("caddy"), "version"], capture_output=True, text=True, check=True).stdout
     major, minor = re.findall(r"\d+", version)[:2]
     return (int(major), int(minor)) >= (2, 8)
 
