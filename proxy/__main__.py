@@ -1,4 +1,4 @@
-"""The command line: `gpu-lease-proxy serve | check | demo | healthcheck | --version`.
+"""The command line: `gpu-lease-proxy serve | check | demo | healthcheck | queue | top | --version`.
 
 What a command does not need is not imported for it, so that the health check of a container is cheap. A mistake in the
 settings is one line on standard error and exit code 2; a traceback is always a bug. `serve` handles SIGTERM before it
@@ -8,11 +8,12 @@ loads anything large: for the first process of a container the kernel drops a si
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxy import __version__
 from proxy.errors import SettingsError
@@ -20,6 +21,7 @@ from proxy.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from proxy.asker import Asker
     from proxy.settings import Settings
 
 PROGRAM = "gpu-lease-proxy"
@@ -54,7 +56,23 @@ def _parser() -> argparse.ArgumentParser:
         _add_options(command, workers=name == "serve")
         if name == "check":
             command.add_argument("names", nargs="*", metavar="NAME", help="a further model name to classify")
+    _add_lookers(commands)
     return parser
+
+
+def _add_lookers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    for name, run, text in (
+        ("queue", _queue, "print who holds the GPU and who waits, as a running proxy tells"),
+        ("top", _top, "watch it in this terminal until Ctrl-C"),
+    ):
+        command = commands.add_parser(name, help=text, description=f"{text}. Without --url: the proxy of the settings.")
+        command.set_defaults(run=run)
+        _add_options(command, workers=False)
+        command.add_argument("--url", help="where the proxy listens, such as http://gpu:9393")
+        command.add_argument("--key", help="one of its api_keys; without --url the first of the settings'")
+        command.add_argument("--key-file", type=Path, metavar="PATH", help="a file that holds it")
+        if name == "queue":
+            command.add_argument("--json", action="store_true", help="as /-/queue gives it")
 
 
 def _add_options(parser: argparse.ArgumentParser, *, workers: bool) -> None:
@@ -150,6 +168,55 @@ def _healthcheck(options: argparse.Namespace) -> int:
     if wrong:
         _complain([wrong])
     return FAILED if wrong else OK
+
+
+def _asker(options: argparse.Namespace) -> Asker:
+    """Whoever asks the proxy that is meant. Raises SettingsError."""
+    from proxy.asker import Asker, read_key  # noqa: PLC0415
+    from proxy.settings import load  # noqa: PLC0415
+
+    key = read_key(options.key_file) if options.key_file else options.key
+    if options.url:
+        return Asker.of_url(options.url, key)
+    return Asker.of_settings(load(options.config, os.environ), key)
+
+
+def _queue(options: argparse.Namespace) -> int:
+    from proxy.asker import NoAnswer  # noqa: PLC0415
+
+    try:
+        queue = _asker(options).queue()
+    except NoAnswer as error:
+        _complain([str(error)])
+        return FAILED
+    try:
+        _print(queue, as_json=options.json)
+    except BrokenPipeError:  # of `queue | head`; what is still in the buffer must not complain at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _print(queue: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(queue, indent=2), flush=True)
+    else:
+        from proxy.top import print_once  # noqa: PLC0415
+
+        print_once(queue)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from proxy.asker import NoAnswer  # noqa: PLC0415
+    from proxy.top import watch  # noqa: PLC0415
+
+    try:
+        watch(_asker(options))
+    except NoAnswer as error:
+        _complain([str(error)])
+        return FAILED
+    except KeyboardInterrupt:
+        return OK
+    return OK
 
 
 if __name__ == "__main__":

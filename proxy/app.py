@@ -15,17 +15,19 @@ from proxy import __version__
 from proxy.body import Spool
 from proxy.bridge import Bridge
 from proxy.entrance import Entrance
-from proxy.errors import Refusal
+from proxy.errors import PageNotFound, Refusal
 from proxy.exchange import Exchanger
 from proxy.follow import Follower
 from proxy.forward import Forwarder
 from proxy.gateway import Gateway
 from proxy.health import Health
+from proxy.history import History
 from proxy.inbound import Keys, Trust, read_scope
 from proxy.jobs import JOB_PAGES, Jobs, Limits, Store, make_job_pages
 from proxy.keepalive_plan import KeepAlives
 from proxy.knowledge import Knowledge
 from proxy.lease import Leases
+from proxy.live import Actions, Hosts, live_routes
 from proxy.loads import LoadTimes
 from proxy.metrics import Metrics
 from proxy.pages import make_pages
@@ -56,8 +58,9 @@ class App:
         classifier = knowledge.classifier
         times = LoadTimes()
         metrics = self.metrics = Metrics(classifier.class_names, clock=time.monotonic)
-        policy, bounds = _policy(settings, times), _bounds(settings)
-        self.leases = Leases(classifier.router, classifier.slots, policy, bounds, (metrics,))
+        self.history = History()
+        policy, bounds, observers = _policy(settings, times), _bounds(settings), (metrics, self.history)
+        self.leases = Leases(classifier.router, classifier.slots, policy, bounds, observers)
         metrics.watch(self.leases)
         self._transport = Transport(origin, ahead=_ahead(settings))
         self._entrance = _entrance(settings, knowledge)
@@ -94,9 +97,18 @@ class App:
             bridged=lambda name: settings.classes[name].websocket == "bridge",
             idle=settings.websocket_idle,
         )
+        actions = Actions(self.leases, self._jobs, self._entrance, Hosts(settings.allowed_hosts))
         self._pages = make_pages(
-            self.leases, metrics.registry, lambda: self._health.fresh, metrics.refused, load_seconds=reports.models.all
+            self.leases,
+            metrics.registry,
+            lambda: self._health.fresh,
+            metrics.refused,
+            load_seconds=reports.models.all,
+            finished=self.history.finished,
+            more=live_routes(self.leases, self.history, classifier.class_names, actions),
         )
+        self.admin_port: int | None = None
+        """Where our own pages are, if they have a port of their own."""
 
     @property
     def reloads(self) -> bool:
@@ -112,14 +124,20 @@ class App:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "websocket":
-            await self._bridge(scope, receive, send)
-        elif scope["raw_path"].startswith(b"/-/"):
+            nowhere = {"raw_path": b"/-/"} if self._is_admin(scope) else {}  # where none is bridged
+            await self._bridge({**scope, **nowhere}, receive, send)
+        elif scope["raw_path"].startswith(b"/-/") or self._is_admin(scope):
             await self._own_page(scope, receive, send)
         else:
             await self._gateway(scope, receive, send)
 
+    def _is_admin(self, scope: Scope) -> bool:
+        """Whether this came in on the port that is for our own pages alone."""
+        return self.admin_port is not None and scope["server"][1] == self.admin_port
+
     async def _own_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            self._check_port(scope)
             self._identify(scope)
         except Refusal as error:
             self.metrics.refused(error)
@@ -127,6 +145,14 @@ class App:
         else:
             pages = self._job_pages if scope["raw_path"].startswith(JOB_PAGES) else self._pages
             await pages(scope, receive, send)
+
+    def _check_port(self, scope: Scope) -> None:
+        """Raises PageNotFound for what is not on the port that was asked."""
+        path, admin = scope["raw_path"], self._is_admin(scope)
+        if admin and not path.startswith(b"/-/"):
+            raise PageNotFound
+        if self.admin_port is not None and not admin and path not in KEYLESS_PAGES and not path.startswith(JOB_PAGES):
+            raise PageNotFound("This page is on a port of its own (setting admin_port).")
 
     def _identify(self, scope: Scope) -> str:
         """Who asks for one of our own pages. Raises Unauthorized or KeyMissing."""

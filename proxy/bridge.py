@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import structlog
 from starlette.types import Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 from websockets.asyncio.client import ClientConnection
 from websockets.client import ClientProtocol
 from websockets.datastructures import Headers
@@ -37,6 +38,7 @@ from proxy.forward import RETRY_PAUSE, RETRY_SECONDS, response_headers
 from proxy.inbound import Inbound, RawHeaders, read_scope
 from proxy.knowledge import Knowledge
 from proxy.lease import Hold, Leases
+from proxy.request_id import named, read_request_id
 from proxy.routes import NameIn, Route, match_route
 from proxy.watch import ClientWatch
 
@@ -62,6 +64,7 @@ class _Handshake:
     """The client's side before it is accepted."""
 
     send: Send
+    request_id: str
     status: int | None = None
     classification: Classification | None = None
     hold: Hold | None = None
@@ -100,11 +103,15 @@ class Bridge:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one socket."""
         await receive()  # websocket.connect
-        client = _Handshake(send)
+        client = _Handshake(send, read_request_id(scope["headers"]))
+        with bound_contextvars(request_id=client.request_id):
+            await self._answer(scope, receive, client)
+
+    async def _answer(self, scope: Scope, receive: Receive, client: _Handshake) -> None:
         try:
             schemes = {"ws": "http", "wss": "https"}
             inbound = read_scope({**scope, "method": "GET", "scheme": schemes[scope["scheme"]]})
-            await self._serve(inbound, receive, client)
+            await self._serve(named(inbound, client.request_id), receive, client)
         except Refusal as error:
             self._accounts.refused(error)
             content_type, body = error.render(anthropic=False, accept=b"")
@@ -123,7 +130,7 @@ class Bridge:
             if not self._bridged(what.class_name):
                 raise WebSocketRefused
             self._leases.check_gate(who)
-            client.hold = self._leases.hold(what, who)
+            client.hold = self._leases.hold(what, who, request_id=client.request_id)
         async with contextlib.AsyncExitStack() as open_:
             upstream = await self._open(inbound, receive, client, open_)
             await self._run(upstream, receive, client)
@@ -181,6 +188,8 @@ class Bridge:
         try:
             outcome = await _Pump(upstream, receive, client.send, client.hold, self._idle).run()
         finally:
+            if client.hold is not None:
+                client.hold.ticket.outcome = outcome
             if client.classification is not None:
                 self._accounts.exchange_ended(client.classification.class_name, outcome)
 
@@ -238,6 +247,8 @@ class _Pump:
                 kind = "text" if isinstance(data, str) else "bytes"
                 await self.send({"type": "websocket.send", kind: data})
         if self.hold is not None:
+            broken = self.upstream.close_code in {None, ABNORMAL}
+            self.hold.ticket.outcome = "upstream_truncated" if broken else "ok"
             self.hold.release()
 
     async def _upstream_ended(self, down: asyncio.Task[None]) -> str:
@@ -323,4 +334,8 @@ def _lease_headers(client: _Handshake) -> RawHeaders:
     if client.classification is None or client.hold is None:
         return []
     waited = b"%.3f" % client.hold.ticket.waited
-    return [(b"x-lease-class", client.classification.class_name.encode()), (b"x-lease-wait", waited)]
+    return [
+        (b"x-lease-class", client.classification.class_name.encode()),
+        (b"x-lease-wait", waited),
+        (b"x-request-id", client.request_id.encode()),
+    ]

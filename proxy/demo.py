@@ -144,4 +144,4 @@ def _welcome(url: str, *, keyed: bool) -> str:
         fields = ["-H", "Content-Type: application/json"] + (["-H", "Authorization: Bearer YOUR-KEY"] if keyed else [])
         command = ["curl", *options, url + path, *fields, "-d", body]
         lines += [f"  {title}:", f"  {shlex.join(command)}", ""]
-    return "\n".join([*lines, f"Who holds the GPU and who waits: {url}/-/queue", "Ctrl-C ends it."])
+    return "\n".join([*lines, f"Who holds the GPU and who waits: {url}/-/", "Ctrl-C ends it."])

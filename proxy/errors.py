@@ -8,8 +8,11 @@
         ├── BadTarget         400  bad_target
         ├── AmbiguousHeader   400  ambiguous_header
         ├── ModelUndecidable  400  model_undecidable
+        ├── ActionMalformed   400  bad_action
         ├── Unauthorized      401  invalid_api_key
+        ├── ActionForbidden   403  action_forbidden
         ├── PageNotFound      404  page_not_found
+        ├── WaiterNotFound    404  waiter_not_found
         ├── JobNotFound       404  job_not_found
         ├── JobUnfinished     409  job_unfinished
         ├── JobCancelled      410  job_cancelled
@@ -23,6 +26,7 @@
         │   └── UpstreamUnreachable 502  upstream_unreachable
         ├── IncompleteStream  502  incomplete_stream
         ├── UpstreamTimeout   504  upstream_timeout
+        ├── Cancelled         503  cancelled
         ├── LlamaSwapRefusal       llama-swap's own answer, given before a request is read or queued in vain
         │   ├── UnknownModel  404  not_found
         │   └── KeyMissing    401  unauthorized
@@ -47,7 +51,7 @@ from typing import ClassVar
 RETRY_AFTER_MAX = 60
 """Seconds. The SDKs honour Retry-After up to 60 s; some ignore a larger value altogether."""
 
-NOT_TO_BE_SENT_AGAIN = frozenset({400, 401, 404, 413, 431, 501})
+NOT_TO_BE_SENT_AGAIN = frozenset({400, 401, 403, 404, 413, 431, 501})
 """Statuses of our own that the same request would get again. The SDKs send 501 again if nobody tells them."""
 
 CHALLENGE = (b"www-authenticate", b'Basic realm="llama-swap"')
@@ -163,11 +167,34 @@ class Unauthorized(Refusal):
         return [*super().headers(), CHALLENGE]
 
 
+class ActionMalformed(Refusal):
+    """What was posted to `/-/cancel` is not JSON of the right form."""
+
+    status, code, type = 400, "bad_action", "invalid_request_error"
+    default_message = 'Send {"id": NUMBER} with Content-Type: application/json; the numbers are those of /-/queue.'
+
+
+class ActionForbidden(Refusal):
+    """An action was asked for by somebody, or from a page, that may not."""
+
+    status, code, type = 403, "action_forbidden", "permission_error"
+    default_message = "Where no keys are set, actions are taken from this machine only (setting api_keys)."
+
+
 class PageNotFound(Refusal):
     """A path under `/-/` that the proxy does not have."""
 
     status, code, type = 404, "page_not_found", "invalid_request_error"
-    default_message = "The proxy has no such page; it has /-/healthz, /-/readyz, /-/queue, /-/metrics and /-/jobs/ID."
+    default_message = (
+        "The proxy has no such page; it has /-/, /-/healthz, /-/readyz, /-/queue, /-/metrics and /-/jobs/ID."
+    )
+
+
+class WaiterNotFound(Refusal):
+    """What should be cancelled does not wait, or no more."""
+
+    status, code, type = 404, "waiter_not_found", "invalid_request_error"
+    default_message = "No request with this number waits; it may have been granted, or have ended, a moment ago."
 
 
 class JobNotFound(Refusal):
@@ -259,6 +286,17 @@ class UpstreamTimeout(Refusal):
 
     status, code = 504, "upstream_timeout"
     default_message = "Connecting to llama-swap took too long; nothing of the request was sent."
+
+
+class Cancelled(Refusal):
+    """Somebody took the waiting request out of the queue; it is not to come back by itself."""
+
+    status, code = 503, "cancelled"
+    default_message = "The request was cancelled while it waited for the GPU."
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """SDKs would send a 503 again."""
+        return [(b"x-should-retry", b"false")]
 
 
 class LlamaSwapRefusal(Refusal):

@@ -125,6 +125,8 @@ class _Leased:
         self._finish("cancelled")
 
     def _finish(self, outcome: str) -> None:
+        if not self._over:
+            self._hold.ticket.outcome = outcome
         self._hold.release()
         if not self._over:
             self._over = True

@@ -131,6 +131,8 @@ def response_headers(raw: Iterable[tuple[bytes, bytes]], added: RawHeaders) -> R
     names = dict(headers)
     if names.get(b"content-type", b"").lower().startswith(b"text/event-stream") and b"x-accel-buffering" not in names:
         headers.append((b"x-accel-buffering", b"no"))
+    if b"x-request-id" in names:
+        added = [field for field in added if field[0] != b"x-request-id"]  # the upstream's own name for it
     return headers + added
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import httpx
 import structlog
 from starlette.types import Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from proxy.body import Body, Passing
 from proxy.classify import Classification
@@ -37,6 +38,7 @@ from proxy.knowledge import Knowledge
 from proxy.lease import Leases
 from proxy.model_name import NameReader, Undecidable, asks_for_stream, body_reader, is_rewritten, stream_reader
 from proxy.reply import Reply
+from proxy.request_id import named, read_request_id
 from proxy.routes import NameIn, Route, match_route
 from proxy.terms import read_terms
 from proxy.tickets import Ticket
@@ -75,9 +77,13 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises CutStream where the answer must not end well."""
-        reply = Reply(send)
+        reply = Reply(send, request_id=read_request_id(scope["headers"]))
+        with bound_contextvars(request_id=reply.request_id):
+            await self._answer(scope, receive, reply)
+
+    async def _answer(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         try:
-            await self._serve(read_scope(scope), receive, reply)
+            await self._serve(named(read_scope(scope), reply.request_id), receive, reply)
         except Refusal as error:
             await self._refuse(error, receive, reply)
         except ClientGone:
@@ -155,7 +161,8 @@ class Gateway:
                     entry = await self.jobs.submit(inbound, what, client, rewritten, body)
                 await accept(self.jobs, entry, reply)
                 return
-            hold = reply.hold = self._leases.hold(what, client, read_terms(inbound, client, body.digest))
+            terms = read_terms(inbound, client, body.digest)
+            hold = reply.hold = self._leases.hold(what, client, terms, request_id=reply.request_id)
             drain = self._drains(what.class_name)
             watch = ClientWatch(receive, until=lambda: drain and hold.is_held, left=hold.left)
             plan = self._keepalives.plan(inbound.method, route, what.class_name, streamed=asks_for_stream(scan))

@@ -15,11 +15,16 @@ PATH = "/-/healthz"
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
 
 
+def reachable(listen_host: str) -> str:
+    """An address of this machine for one that is listened on."""
+    return _ANY_ADDRESS.get(listen_host, listen_host)
+
+
 def problem(settings: Settings, timeout: float = TIMEOUT) -> str | None:
     """What is wrong with the running proxy, in one sentence, or None."""
     if settings.listen_port == 0:
         return "listen_port is 0: the port is chosen at start, so this command cannot know it"
-    host = _ANY_ADDRESS.get(settings.listen_host, settings.listen_host)
+    host = reachable(settings.listen_host)
     # Not httpx or urllib: both would go through a proxy that the environment names.
     connection = HTTPConnection(host, settings.listen_port, timeout=timeout)
     try:

@@ -19,7 +19,7 @@ from types import TracebackType
 import structlog
 
 from proxy.classify import Classification
-from proxy.errors import ClientQueueFull, Draining, QueueFull, QueueTimeout
+from proxy.errors import Cancelled, ClientQueueFull, Draining, QueueFull, QueueTimeout
 from proxy.places import Moved, Places
 from proxy.router import NOTHING, Router
 from proxy.rwlock import Claim, FairRWLock, Lease, Policy, Turn
@@ -76,10 +76,19 @@ class Leases:
         self._check_room(client, 1)
 
     def hold(
-        self, classification: Classification, client: str, terms: Terms = NO_TERMS, *, bounded: bool = True
+        self,
+        classification: Classification,
+        client: str,
+        terms: Terms = NO_TERMS,
+        *,
+        request_id: str = "",
+        is_job: bool = False,
+        bounded: bool = True,
     ) -> Hold:
         """A context manager that waits for a lease and gives it back; the bounds refuse only what is `bounded`."""
-        return Hold(self, Ticket(next(self._ids), classification, client, terms, bounded=bounded))
+        ticket = Ticket(next(self._ids), classification, client, terms, bounded=bounded)
+        ticket.request_id, ticket.is_job = request_id, is_job
+        return Hold(self, ticket)
 
     def _check_open(self) -> None:
         if self.draining:
@@ -222,6 +231,14 @@ class Leases:
 
     # -- from outside
 
+    def cancel(self, number: int) -> bool:
+        """Take the waiter of that number out of the queue: its wait raises Cancelled. False where none has it."""
+        for ticket in tickets_of(self.lock.waiting):
+            if ticket.id == number and ticket.lease is not None:
+                ticket.lease.refuse(Cancelled())
+                return True
+        return False
+
     def drain(self) -> None:
         """Refuse all waiters and newcomers from now on; held leases run on."""
         self.draining = True
@@ -248,7 +265,7 @@ class Leases:
             return
         if ticket.task is not None and ticket.task.done():
             lease.release()
-            log.error("orphan_freed", cls=ticket.class_name, model=ticket.classification.model)
+            log.error("orphan_freed", **_named(ticket))
             self._tell(lambda observer: observer.orphan_freed())
             self.ended(ticket)
         elif not ticket.overlong:
@@ -258,7 +275,7 @@ class Leases:
         if self.bounds.max_hold is None or held <= self.bounds.max_hold:
             return
         ticket.overlong = True
-        log.warning("overlong_hold", cls=ticket.class_name, model=ticket.classification.model, seconds=round(held, 1))
+        log.warning("overlong_hold", **_named(ticket), seconds=round(held, 1))
         self._tell(lambda observer: observer.hold_overlong(ticket.class_name))
 
     def reconfigure(self, router: Router, slots: Callable[[str], int]) -> None:
@@ -339,6 +356,11 @@ class Hold:
         if lease is not None and lease.held:
             lease.release()
             self.leases.ended(self.ticket)
+
+
+def _named(ticket: Ticket) -> dict[str, str]:
+    """A request in a log line that is not written on its own way."""
+    return {"request_id": ticket.request_id, "cls": ticket.class_name, "model": ticket.classification.model}
 
 
 async def _granted(ticket: Ticket) -> Lease:

@@ -15,6 +15,7 @@ from proxy.errors import CutStream
 def configure(log_format: Literal["plain", "json"]) -> None:
     """Send everything, the server's own lines included, through one formatter to standard error."""
     shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]

@@ -137,7 +137,8 @@ class Metrics:
 
     def wait_ended(self, ticket: Ticket, outcome: WaitOutcome, seconds: float) -> None:
         """See `tickets.Observer`."""
-        self.wait.labels(ticket.class_name, outcome).observe(seconds)
+        exemplar = {"request_id": ticket.request_id} if ticket.request_id else None
+        self.wait.labels(ticket.class_name, outcome).observe(seconds, exemplar)
 
     def lease_ended(self, ticket: Ticket, seconds: float) -> None:
         """See `tickets.Observer`."""

@@ -35,6 +35,7 @@ class Reply:
     """How a failure is told while an early head is all that is out."""
     classification: Classification | None = None
     hold: Hold | None = None
+    request_id: str = ""
     anthropic: bool = False
     accept: bytes = b""
     body_unread: bool = False
@@ -48,7 +49,7 @@ class Reply:
     async def open(self, headers: RawHeaders, late: Callable[[Refusal], bytes]) -> None:
         """Send a head with the status 200 before the real one is known; from then on `late` renders what is told of a
         refusal. A cancellation leaves either all of it out or nothing, and `started` says which."""
-        headers = [*headers, *self._preference_applied()]
+        headers = [*headers, *self._named(), *self._preference_applied()]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started, self.late = True, late
 
@@ -61,8 +62,12 @@ class Reply:
             (b"x-lease-class", self.classification.class_name.encode()),
             (b"x-lease-wait", b"%.3f" % waited),
             (b"server-timing", b"lease;dur=%.1f" % (waited * 1000)),
+            *self._named(),
             *self._preference_applied(),
         ]
+
+    def _named(self) -> RawHeaders:
+        return [(b"x-request-id", self.request_id.encode())] if self.request_id else []
 
     def _preference_applied(self) -> RawHeaders:
         """Whatever the answer is, it was not waited for longer than the client prefers (RFC 7240, section 3)."""
@@ -79,7 +84,7 @@ class Reply:
             raise CutStream from error
         content_type, body = error.render(anthropic=self.anthropic, accept=self.accept)
         headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        headers += error.headers() + self.lease_headers()
+        headers += error.headers() + (self.lease_headers() or self._named())
         if self.body_unread:
             headers.append((b"connection", b"close"))
         await self({"type": "http.response.start", "status": error.status, "headers": headers})

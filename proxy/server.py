@@ -128,20 +128,28 @@ def run(
     keep_memory()
     app = App(settings, environ)
     config = server_config(app, settings)
-    with _listen(settings.listen_host, settings.listen_port) as listener:
-        url = _url(listener)
+    with contextlib.ExitStack() as open_:
+        listeners = [open_.enter_context(_listen(settings.listen_host, port)) for port in _ports(settings)]
+        url, *admin = map(_url, listeners)
+        if admin:
+            app.admin_port = listeners[1].getsockname()[1]
 
         def on_started() -> None:
             # What has been loaded by now stays; a collection that looked through it would stop the loop for 50 ms.
             gc.freeze()
-            log.info("listening", url=url)
+            log.info("listening", url=url, **({"admin_url": admin[0]} if admin else {}))
             if started is not None:
                 started(url)
 
         server = Server(config, app, settings.shutdown_grace, on_started)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(server.serve(sockets=[listener]))
+            runner.run(server.serve(sockets=listeners))
     return 0
+
+
+def _ports(settings: Settings) -> list[int]:
+    """Where to listen: for everybody, and for the pages under `/-/` if they are apart."""
+    return [settings.listen_port] if settings.admin_port is None else [settings.listen_port, settings.admin_port]
 
 
 def _url(listener: socket.socket) -> str:

@@ -74,6 +74,12 @@ class Ticket:
     """How many times its client has left the queue and come back."""
     deadline: float = 0.0
     """When `max_wait` is over."""
+    request_id: str = ""
+    """The request's name in the log."""
+    is_job: bool = False
+    """Whether the proxy itself runs it, for a client that asks later."""
+    outcome: str = "cancelled"
+    """How what was done under its lease ended; nobody says so where it was cut short."""
     bounded: bool = True
     """Whether it may be refused because too many wait. What waited before a restart may not."""
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from proxy.rwlock import Lease
 from proxy.tickets import tickets_of
 
+DIGITS_SHOWN = 6
+"""Of a key's digest: enough to tell a household's keys apart, too few to try keys by."""
+
 
 @dataclass(frozen=True, slots=True)
 class HolderView:
@@ -19,6 +22,8 @@ class HolderView:
     requested: str
     mode: str
     held_seconds: float
+    client: str = ""
+    is_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class WaiterView:
     waited_seconds: float
     client_timeout: float | None = None
     """What its client says of its own patience; seconds."""
+    client: str = ""
+    is_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +78,19 @@ class Snapshot:
     kept: tuple[KeptView, ...] = ()
 
 
+def shown_client(client: str) -> str:
+    """A client's name for people: its address, or the beginning of its key's digest; never a key."""
+    kind, dash, digest = client.partition("-")
+    return kind + dash + digest[:DIGITS_SHOWN] if dash and kind in {"key", "owner"} else client
+
+
 def holders_of(held: list[Lease], now: float) -> Iterator[HolderView]:
     """The requests that hold these leases."""
     for ticket in tickets_of(held):
         what, lease = ticket.classification, ticket.lease
         since = now if lease is None or lease.granted is None else lease.granted
-        yield HolderView(ticket.id, what.class_name, what.model, what.requested, what.mode, now - since)
+        names = (what.class_name, what.model, what.requested, what.mode)
+        yield HolderView(ticket.id, *names, now - since, shown_client(ticket.client), ticket.is_job)
 
 
 def waiters_of(waiting: list[Lease], now: float) -> Iterator[WaiterView]:
@@ -85,4 +99,5 @@ def waiters_of(waiting: list[Lease], now: float) -> Iterator[WaiterView]:
         what, lease = ticket.classification, ticket.lease
         since = now if lease is None else lease.arrived
         names = (what.class_name, what.model, what.requested, what.mode)
-        yield WaiterView(ticket.id, position, *names, now - since, ticket.terms.client_timeout)
+        who = (shown_client(ticket.client), ticket.is_job)
+        yield WaiterView(ticket.id, position, *names, now - since, ticket.terms.client_timeout, *who)

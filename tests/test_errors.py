@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy import errors
-from proxy.errors import RETRY_AFTER_MAX, Busy, LlamaSwapRefusal, ProxyError, Refusal, SettingsError
+from proxy.errors import RETRY_AFTER_MAX, Busy, Cancelled, LlamaSwapRefusal, ProxyError, Refusal, SettingsError
 
 
 def below(root: type[Refusal]) -> Iterator[type[Refusal]]:
@@ -25,6 +25,7 @@ REFUSALS = [kind for kind in below(Refusal) if kind not in {Busy, LlamaSwapRefus
 ANTHROPIC = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     409: "invalid_request_error",
     410: "invalid_request_error",
@@ -51,7 +52,7 @@ def test_the_shape_of_every_refusal(kind: type[Refusal]) -> None:
         "error": {"type": ANTHROPIC[error.status], "message": error.message, "code": error.code},
     }
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", error.code)
-    assert error.type in {"server_error", "invalid_request_error", "authentication_error"}
+    assert error.type in {"server_error", "invalid_request_error", "authentication_error", "permission_error"}
     assert (error.type == "server_error") is (error.status >= 500 and error.status != 501)
     assert str(error) == error.message != ""
     if not isinstance(error, LlamaSwapRefusal):
@@ -60,7 +61,8 @@ def test_the_shape_of_every_refusal(kind: type[Refusal]) -> None:
         assert (content_type, body) == (b"application/json", error.body(anthropic=True))
     fields = dict(error.headers())
     assert (b"retry-after" in fields) is isinstance(error, Busy)
-    final = error.status in {400, 401, 404, 413, 431, 501} and not isinstance(error, LlamaSwapRefusal)
+    final = error.status in {400, 401, 403, 404, 413, 431, 501} and not isinstance(error, LlamaSwapRefusal)
+    final |= isinstance(error, Cancelled)
     assert fields.get(b"x-should-retry") == (b"false" if final else None)
     assert (b"www-authenticate" in fields) is (error.status == 401)
 

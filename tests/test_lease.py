@@ -635,11 +635,19 @@ async def test_the_queue_is_shown_with_exactly_the_agreed_names(world: World) ->
         "policy": "batch",
         "turn": {"class": "llm", "mode": "read", "models": ["llm-a"], "seconds": 2.235},
         "holders": [
-            {"id": 1, "class": "llm", "model": "llm-a", "mode": "read", "held_seconds": 2.235},
-            {"id": 4, "class": "embed", "model": "embed-a", "mode": "none", "held_seconds": 1.0},
+            {"id": 1, "class": "llm", "model": "llm-a", "mode": "read", "held_seconds": 2.235, "client": "somebody"},
+            {"id": 4, "class": "embed", "model": "embed-a", "mode": "none", "held_seconds": 1.0, "client": "somebody"},
         ],
         "waiters": [
-            {"id": 2, "position": 1, "class": "tts", "model": "tts-a", "mode": "write", "waited_seconds": 1.0},
+            {
+                "id": 2,
+                "position": 1,
+                "class": "tts",
+                "model": "tts-a",
+                "mode": "write",
+                "waited_seconds": 1.0,
+                "client": "somebody",
+            },
             {
                 "id": 3,
                 "position": 2,
@@ -648,6 +656,7 @@ async def test_the_queue_is_shown_with_exactly_the_agreed_names(world: World) ->
                 "mode": "write",
                 "requested": "voice",
                 "waited_seconds": 1.0,
+                "client": "somebody",
             },
         ],
         "kept": [],

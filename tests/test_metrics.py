@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import math
 import re
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any, get_args
 
 import pytest
@@ -36,14 +38,16 @@ from harness import (
     slow,
 )
 from proxy import __version__
-from proxy.classify import Classification
+from proxy.classify import Classification, Classifier
 from proxy.errors import Refusal
 from proxy.gateway import CLIENT_LEFT
 from proxy.lease import Hold, Leases
 from proxy.metrics import EXCHANGE_OUTCOMES, WAIT_BUCKETS, Metrics
 from proxy.pages import queue_json
 from proxy.router import ClassRouter, Mode
+from proxy.routes import match_route
 from proxy.rwlock import Policy
+from proxy.settings import Settings
 from proxy.tickets import Bounds, WaitOutcome
 
 CLASSES = ("llm", "tts", "embed", "mine")
@@ -510,3 +514,51 @@ async def test_type_and_labels_in_the_docs_are_those_of_the_series(
 def test_every_bound_has_a_reason_of_its_own() -> None:
     reasons = {labels["reason"] for labels in SERIES["gpu_lease_rejected"][1]}
     assert {"queue_full", "client_queue_full", "queue_timeout", "spool_full", "draining", "body_too_large"} <= reasons
+
+
+# -- case 77: names that clients invent
+
+
+async def test_case_77_ten_thousand_names_and_five_hundred_waiters_are_not_one_series_more(desk: Desk) -> None:
+    desk.leases.bounds = Bounds(1000, 1000, lambda _: 60.0)
+    classifier, random = Classifier(Settings()), Random(77)
+    route = match_route("POST", b"/v1/chat/completions")
+    names = ["".join(random.choices('abc"\\\n{}=, \u00e9', k=20)) for _ in range(10_000)] + ['a"\nb\\"}']
+    what = classifier.classify(route, names[0], rewritten=True)
+    desk.metrics.answered(what.class_name, what.label, 200)
+    before = series(desk.text())
+    for number, name in enumerate(names):
+        what = classifier.classify(route, name, rewritten=True)
+        async with desk.leases.hold(what, "somebody", request_id=f"r{number}"):
+            pass
+        desk.metrics.answered(what.class_name, what.label, 200)
+    holder = await desk.start("tts")
+    waiting = [asyncio.create_task(_wait(desk.leases, what)) for _ in range(500)]
+    await asyncio.sleep(0)
+    begun = time.perf_counter()
+    text = desk.text("application/openmetrics-text; version=1.0.0")
+    print(f"a scrape with 500 waiters takes {time.perf_counter() - begun:.3f} s")
+    assert series(desk.text()) == before
+    assert desk.value("gpu_lease_waiting", **{"class": "llm"}) == 500
+    assert 'model="other"' in text
+    assert not [line for line in text.splitlines() if "\u00e9" in line]
+    holder.release()
+    await asyncio.gather(*waiting)
+
+
+async def _wait(leases: Leases, what: Classification) -> None:
+    async with leases.hold(what, "somebody"):
+        pass
+
+
+def series(text: str) -> set[str]:
+    """The names of all series with their labels."""
+    found = {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    return {name for name in found if not name.startswith(("python_", "process_"))}
+
+
+async def test_case_77_a_configured_name_is_escaped_as_the_format_has_it(desk: Desk) -> None:
+    desk.metrics.answered("llm", 'a"b\\c\nd}', 200)
+    text = desk.text()
+    assert r'model="a\"b\\c\nd}"' in text
+    assert any(sample.labels.get("model") == 'a"b\\c\nd}' for family in parse(text) for sample in family.samples)

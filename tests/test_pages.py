@@ -72,6 +72,7 @@ async def test_queue_is_json_and_idle_at_first(pages: Pages) -> None:
         "holders": [],
         "waiters": [],
         "kept": [],
+        "finished": [],
         "load_seconds": {},
     }
 

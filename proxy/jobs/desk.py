@@ -128,6 +128,14 @@ class Jobs:
         """See `Runner.cancel`."""
         await self._runner.cancel(entry)
 
+    async def cancel_number(self, number: int) -> bool:
+        """Cancel the job that has this number in the queue; False where none has it, or it has ended otherwise."""
+        for entry in self.shelf:
+            if entry.hold is not None and entry.hold.ticket.id == number and not entry.job.finished:
+                await self.cancel(entry)
+                return entry.job.state == "cancelled"
+        return False
+
     # -- with the application
 
     @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
 from proxy.inbound import Inbound, RawHeaders
+from proxy.request_id import read_request_id
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -120,6 +121,11 @@ class Request:
             headers.append((b"authorization", b"Bearer " + key.encode()))
         path, query = self.path.encode("latin-1"), self.query.encode("latin-1")
         return Inbound(self.method, path, query, headers, self.peer, self.scheme)
+
+    @property
+    def request_id(self) -> str:
+        """The name of the request in the log."""
+        return read_request_id(_bytes(self.headers))
 
     def dump(self) -> str:
         """As text for the table; `load` reads it."""

@@ -94,12 +94,14 @@ class Runner:
         route = self._knowledge.refine(match_route(request.method, request.path.encode("latin-1")))
         what = self._knowledge.classify(route, request.name, rewritten=request.rewritten)
         what = what if bounded else self._remembered(entry.job, what)
-        hold = entry.hold = self._leases.hold(what, entry.client, bounded=bounded)
+        name = request.request_id
+        structlog.contextvars.bind_contextvars(request_id=name)  # of this task, which may begin with the proxy
+        hold = entry.hold = self._leases.hold(what, entry.client, request_id=name, is_job=True, bounded=bounded)
         async with contextlib.AsyncExitStack() as stack:
             async with hold:
                 recorder = await self._begin(entry, what)
                 stack.callback(recorder.close)
-                reply = Reply(recorder, classification=what, hold=hold)
+                reply = Reply(recorder, classification=what, hold=hold, request_id=name)
                 await self._exchanger.run(
                     request.inbound(self._entrance.upstream_key()),
                     hold,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PREFIX = "GPU_LEASE_"
 CONFIG_VARIABLE = "GPU_LEASE_CONFIG"
 _FILE = "_file"
-_LISTS = ("api_keys", "trusted_proxies", "models")
+_LISTS = ("allowed_hosts", "api_keys", "trusted_proxies", "models")
 # Kubernetes sets these in every pod of a namespace with a Service called gpu-lease-proxy; nobody wrote them.
 _INJECTED = re.compile(r"GPU_LEASE_PROXY_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 

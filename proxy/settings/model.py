@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from proxy.settings.layers import Layer, nearest
 from proxy.settings.units import format_duration
 from proxy.settings.values import (
+    AllowedHost,
     ClassName,
     Count,
     Directory,
@@ -158,6 +159,11 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         default="127.0.0.1", description="The address to listen on; 0.0.0.0 for all of IPv4."
     )
     listen_port: Port = Field(default=9393, description="The port to listen on; 0 takes a free one.")
+    admin_port: Port | None = Field(
+        default=None,
+        description="A port of its own for the proxy's pages under /-/; the other one then has only /-/healthz, "
+        "/-/readyz and /-/jobs/. 0 takes a free one.",
+    )
     http_parser: Literal["h11", "httptools"] = Field(
         default="httptools", description="Which parser reads clients' requests."
     )
@@ -259,6 +265,11 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
     trusted_proxies: tuple[Network, ...] = Field(
         default=_LOOPBACK, description="Addresses and networks whose X-Forwarded-For and the like are believed."
     )
+    allowed_hosts: tuple[AllowedHost, ...] = Field(
+        default=(),
+        description="Further host names under which the page's buttons work: IP addresses, localhost, this machine's "
+        "own name and names without a dot always do.",
+    )
     max_hold: DurationOrOff = Field(
         default=None, description="A lease held for longer is logged and counted, not ended."
     )
@@ -306,6 +317,9 @@ class Settings(_DefaultsForEmptyKeys, BaseSettings):
         if self.upstream_url is not None and self._is_own_address(self.upstream_url):
             text = f"{self.upstream_url} is where this proxy itself listens; it must be llama-swap's address"
             found.append(Contradiction("upstream_url", frozenset({"listen_host", "listen_port"}), text))
+        if self.admin_port and self.admin_port == self.listen_port:
+            text = f"{self.admin_port} is listen_port too; it must be another one"
+            found.append(Contradiction("admin_port", frozenset({"listen_port"}), text))
         return found + self._patterns_in_two_classes()
 
     def _is_own_address(self, url: str) -> bool:

@@ -86,6 +86,12 @@ def _listen_host(value: str) -> str:
     return value
 
 
+def _allowed_host(value: str) -> str:
+    if not _HOST_NAME.fullmatch(value):
+        raise ValueError("it must be a host name without a port, such as gpu.example.org")
+    return value.lower()
+
+
 def _network(value: object) -> IPv4Network | IPv6Network:
     if isinstance(value, IPv4Network | IPv6Network):
         return value
@@ -180,6 +186,7 @@ Slots = Annotated[
 ]
 UpstreamUrl = Annotated[str, AfterValidator(_upstream_url)]
 ListenHost = Annotated[str, AfterValidator(_listen_host)]
+AllowedHost = Annotated[str, AfterValidator(_allowed_host)]
 Directory = Annotated[Path, BeforeValidator(_path)]
 FileOrDirectory = Annotated[Path, BeforeValidator(_file_or_directory)]
 Network = Annotated[IPv4Network | IPv6Network, BeforeValidator(_network), WithJsonSchema({"type": "string"})]

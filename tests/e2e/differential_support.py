@@ -191,7 +191,7 @@ def answered(direct: Got, request: Request) -> Got:
 
 def without_ours(got: Got) -> Got:
     """`got` without what tells of this connection and how long the lease was waited for."""
-    ours = {b"connection", CODING, b"x-lease-wait", b"server-timing"}
+    ours = {b"connection", CODING, b"x-lease-wait", b"server-timing", b"x-request-id"}
     return Got(got.status, [field for field in got.fields if field[0] not in ours], got.body, got.whole)
 
 

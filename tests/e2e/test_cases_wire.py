@@ -400,7 +400,7 @@ async def test_case_45_what_follows_a_number_sign_passes(
 # --- the fields
 
 
-async def test_the_fields_of_a_request_pass_in_order_and_three_are_added(proxy: Proxy, upstream: Upstream) -> None:
+async def test_the_fields_of_a_request_pass_in_order_and_four_are_added(proxy: Proxy, upstream: Upstream) -> None:
     body = json.dumps(CHAT).encode()
     fields = [
         ("Host", "llm.home:8080"),
@@ -417,8 +417,9 @@ async def test_the_fields_of_a_request_pass_in_order_and_three_are_added(proxy: 
         ("Forwarded", "for=1.2.3.4"),
     ]
     head = [f"POST {CHAT_PATH}?x=y HTTP/1.1", *(f"{name}: {value}" for name, value in fields)]
-    await once(proxy, lines(*head, body=body))
+    got, _ = await once(proxy, lines(*head, body=body))
     added = [
+        (b"x-request-id", dict(fields_of(got))[b"x-request-id"]),
         (b"x-forwarded-for", b"127.0.0.1"),
         (b"x-forwarded-proto", b"http"),
         (b"x-forwarded-host", b"llm.home:8080"),
@@ -427,7 +428,7 @@ async def test_the_fields_of_a_request_pass_in_order_and_three_are_added(proxy: 
     assert upstream.seen[0].headers == expected + added
 
 
-async def test_the_fields_of_an_answer_pass_in_order_and_three_are_added(proxy: Proxy, upstream: Upstream) -> None:
+async def test_the_fields_of_an_answer_pass_in_order_and_four_are_added(proxy: Proxy, upstream: Upstream) -> None:
     fields = [
         "Content-Type: application/json",
         "Set-Cookie: a=1",
@@ -445,7 +446,8 @@ async def test_the_fields_of_an_answer_pass_in_order_and_three_are_added(proxy: 
     expected = [tuple(part.strip().encode() for part in field.split(":", 1)) for field in fields]
     found = fields_of(got)
     assert found[: len(fields)] == [(name.lower(), value) for name, value in expected]
-    assert [name for name, _ in found[len(fields) :]] == [b"x-lease-class", b"x-lease-wait", b"server-timing"]
+    added = [b"x-lease-class", b"x-lease-wait", b"server-timing", b"x-request-id"]
+    assert [name for name, _ in found[len(fields) :]] == added
     assert body == b"ok"
     upstream.script = raw(head("200 OK", *fields) + b"ok", close=False)
     got, _ = await once(proxy, lines(*GET))
@@ -478,7 +480,7 @@ async def test_case_35_fields_of_one_connection_do_not_cross(proxy: Proxy, upstr
             sent = {name for name, _ in upstream.seen[number].headers}
             assert sent == {
                 *(b"host", b"content-type", b"content-length"),
-                *(b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"),
+                *(b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-request-id"),
             }
 
 
