@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import get_args
 
 from prometheus_client import (
@@ -55,6 +56,10 @@ class Metrics:
         self._define_waits()
         self._define_exchanges()
         self._create_label_sets()
+        # Asked on every request. The label sets are few, and to find one costs more than to count.
+        self._wait, self._hold = cache(self.wait.labels), cache(self.hold.labels)
+        self._first_byte, self._exchanges = cache(self.first_byte.labels), cache(self.exchanges.labels)
+        self._requests = cache(self.requests.labels)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -138,11 +143,11 @@ class Metrics:
     def wait_ended(self, ticket: Ticket, outcome: WaitOutcome, seconds: float) -> None:
         """See `tickets.Observer`."""
         exemplar = {"request_id": ticket.request_id} if ticket.request_id else None
-        self.wait.labels(ticket.class_name, outcome).observe(seconds, exemplar)
+        self._wait(ticket.class_name, outcome).observe(seconds, exemplar)
 
     def lease_ended(self, ticket: Ticket, seconds: float) -> None:
         """See `tickets.Observer`."""
-        self.hold.labels(ticket.class_name).observe(seconds)
+        self._hold(ticket.class_name).observe(seconds)
 
     def turn_ended(self, class_name: str, seconds: float) -> None:
         """See `tickets.Observer`."""
@@ -175,7 +180,7 @@ class Metrics:
 
     def answered(self, class_name: str, model: str, code: int) -> None:
         """A request on a model route got the status `code`."""
-        self.requests.labels(class_name, model, str(code)).inc()
+        self._requests(class_name, model, str(code)).inc()
 
     def refused(self, error: Refusal) -> None:
         """The proxy gave an answer of its own."""
@@ -183,11 +188,11 @@ class Metrics:
 
     def head_arrived(self, class_name: str, seconds: float) -> None:
         """The head of an answer came `seconds` after the request was sent."""
-        self.first_byte.labels(class_name).observe(seconds)
+        self._first_byte(class_name).observe(seconds)
 
     def exchange_ended(self, class_name: str, outcome: str) -> None:
         """An exchange under a lease ended with one of EXCHANGE_OUTCOMES."""
-        self.exchanges.labels(class_name, outcome).inc()
+        self._exchanges(class_name, outcome).inc()
 
     def stream_incomplete(self, class_name: str) -> None:
         """A stream ended well on the wire, but without its last event."""
