@@ -128,7 +128,7 @@ def almost_all(go: asyncio.Event) -> Script:
     async def script(seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(head("200 OK", "Content-Type: audio/wav", "Content-Length: 40000000") + bytes(39_999_999))
         await writer.drain()
-        await after(go, raw(b"x"))(seen, reader, writer)
+        await after(go, raw(b"x", close=False))(seen, reader, writer)
 
     return script
 
