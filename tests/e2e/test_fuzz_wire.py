@@ -99,6 +99,7 @@ async def rig(request: pytest.FixtureRequest, stack: Stack, heartbeats: dict[str
     proxy = await stack.proxy(
         http_parser=request.param,
         env=heartbeat.environment,
+        traced=False,
         head_timeout=IMPATIENCE,
         body_timeout=IMPATIENCE,
         max_spool=MAX_BODY,

@@ -116,6 +116,7 @@ async def soak(tmp_path: Path, seconds: float, seed: int) -> Soaked:
         Proxy(
             llama_swap.url,
             env=heartbeat.environment,
+            traced=False,
             llama_swap_config=str(llama_swap.path),
             spool_dir=str(spool_dir),
             switch_after=0.1,
