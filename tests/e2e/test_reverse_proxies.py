@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -110,7 +111,7 @@ async def upstream() -> AsyncIterator[Upstream]:
 
 @pytest.fixture
 async def proxy(upstream: Upstream) -> AsyncIterator[Proxy]:
-    settings = {"keepalive_after": EVERY, "keepalive_every": EVERY, "max_wait": MAX_WAIT}
+    settings: dict[str, Any] = {"keepalive_after": EVERY, "keepalive_every": EVERY, "max_wait": MAX_WAIT}
     async with Proxy(upstream.url, env=None, **settings) as proxy:
         yield proxy
 
