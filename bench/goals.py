@@ -41,12 +41,12 @@ class Goal:
 
 ASGI = (
     "the lock and the lease, the search for the model's name, bounds, metrics and forwarded fields, which asgiproxy "
-    "has not; cyclic garbage; the head and the body of an answer in two sends"
+    "has not; a task that watches for the client; the head and the body of an answer in two sends"
 )
 PARSER = "h11 parses in Python"
 EVENTS = "each event passes a task and four callables, where nginx copies a buffer"
-SPOOL = "the body is searched for the model's name and passes a file on disk; blocks of 256 KiB are mapped anew"
-BLOCKS = "each read is a new block of 256 KiB, which glibc maps and unmaps, and blocks are joined by copying"
+SPOOL = "the body is searched for the model's name, hashed for a retry to be known, and passes a file on disk"
+BLOCKS = "what is read ahead is counted, and handed on in pieces of 64 KiB"
 FIRST = "the body is read and the lease taken before anything is sent"
 GROWN = "the allocator keeps blocks"
 
