@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; returns the exit code."""
     options = _parse(arguments)
     size = SMOKE if options.smoke else QUICK if options.quick else FULL
+    size = replace(size, repetitions=options.repetitions or size.repetitions)
     peers = [peer for peer in PEERS if not options.peers or any(name in peer.name for name in options.peers)]
     _prepare()
     load = os.getloadavg()[0]
@@ -51,6 +53,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="What the proxy costs, and what it is for.")
     parser.add_argument("--quick", action="store_true", help="one short repetition of everything")
     parser.add_argument("--smoke", action="store_true", help="as little as shows that it works")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="of every workload, interleaved; 5 by default")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--peers", nargs="+", metavar="NAME", help="those whose names contain one of these")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the page goes; else, complete, into docs/")
