@@ -174,8 +174,10 @@ class Bridge:
         return upstream
 
     async def _pass_on(self, response: Response, client: _Handshake) -> None:
-        if client.hold is not None and response.status_code >= 500:
-            client.hold.lease.fail()
+        if client.hold is not None:
+            if response.status_code >= 500:
+                client.hold.lease.fail()
+            client.hold.release()
         fields = [(name, value) for name, value in response_headers(_raw(response), []) if name != b"content-length"]
         await client.answer(response.status_code, fields, bytes(response.body or b""))
 
@@ -246,7 +248,11 @@ class _Pump:
                 self.moved = time.monotonic()
                 kind = "text" if isinstance(data, str) else "bytes"
                 await self.send({"type": "websocket.send", kind: data})
-        if self.hold is not None:
+        self._release()
+
+    def _release(self) -> None:
+        """The upstream has closed: the lease ends, whatever the client has still to be told."""
+        if self.hold is not None and self.hold.lease.held:
             broken = self.upstream.close_code in {None, ABNORMAL}
             self.hold.ticket.outcome = "upstream_truncated" if broken else "ok"
             self.hold.release()
@@ -266,6 +272,8 @@ class _Pump:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.upstream.close({NO_STATUS: 1000, ABNORMAL: GOING_AWAY}.get(code, code), reason)
+        self.upstream.transport.abort()
+        self._release()
 
 
 class _AsItCame(ClientProtocol):

@@ -329,6 +329,21 @@ async def test_a_side_that_does_not_read_holds_the_other_up(proxy: Proxy, upstre
         assert received == 400
 
 
+async def test_a_client_that_never_reads_keeps_its_lease_no_longer_than_one_that_is_silent(
+    proxy: Proxy, upstream: Sockets
+) -> None:
+    async def flood(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await connection.send(b"x" * 250_000)
+
+    upstream.serve = flood
+    async with client(proxy, max_queue=1, close_timeout=0.1) as ws:
+        await proxy.until(holders=1)
+        await proxy.until(holders=0, within=IDLE * 20)
+        assert ws.close_code is None
+
+
 async def until_still(value: Callable[[], int]) -> None:
     """Return once `value` has not changed for a while."""
     before = -1
